@@ -1,0 +1,37 @@
+# Two commands matter: `make check-model` and `make test`. Each sets up .venv on first use.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: check-model check-model-large test nightly lint format clean
+.DEFAULT_GOAL := test
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[model,test]'
+	touch $@
+
+check-model: $(STAMP)
+	$(BIN)/quiesce check
+
+check-model-large: $(STAMP)
+	$(BIN)/quiesce check --large
+
+test: $(STAMP)
+	QUIESCE_PROFILE=$${QUIESCE_PROFILE:-ci} $(BIN)/python -m pytest
+
+nightly: $(STAMP)
+	QUIESCE_PROFILE=nightly $(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check impl model_tests
+	$(BIN)/ruff format --check impl model_tests
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix impl model_tests
+	$(BIN)/ruff format impl model_tests
+
+clean:
+	rm -rf $(VENV) .quiesce
