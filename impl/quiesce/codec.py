@@ -1,0 +1,309 @@
+"""Structures with tensors and numpy arrays, as a message of frames, and back.
+
+The first frame is the payload: a header, then the structure in msgpack. Tensors below a threshold stand
+inside the payload; each larger one is a frame of its own, which is the caller's memory and not a copy of
+it. Nothing is pickled, and decoding runs no code that the message chooses.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, overload
+
+import msgspec
+import numpy as np
+import torch
+
+from quiesce import arrays
+from quiesce.errors import DecodeError, EncodeError, NotQuiescent
+
+T = TypeVar("T")
+# Any object with the buffer protocol: bytes, bytearray, memoryview, zmq.Frame. Python 3.12 has a name for it.
+Buffer: TypeAlias = Any
+
+ABORT = b""
+DEFAULT_THRESHOLD = 256
+DEFAULT_LIMIT = 16 << 30
+THRESHOLD_VARIABLE = "QUIESCE_ZERO_COPY_THRESHOLD"
+VERSION = 1
+
+# 0xC1 is the one byte that msgpack never uses.
+_MAGIC = b"\xc1QSC"
+# magic, version, flags, reserved, number of frames of the message with the payload
+_HEADER = struct.Struct("<4sBBHI")
+_LOOKALIKE = 1
+_EXT = 0x51
+
+
+class Part(NamedTuple):
+    """One out-of-band frame of an encoded message: a flat view of bytes, never empty.
+
+    `aliases` says whether the view is the caller's memory, which must then stay unchanged until the
+    message was sent, or a private copy. Either way the view keeps the memory alive.
+    """
+
+    view: memoryview
+    aliases: bool
+
+
+def zero_copy_threshold() -> int:
+    """The threshold in bytes from QUIESCE_ZERO_COPY_THRESHOLD, else 256; ValueError if it is no whole number."""
+    text = os.environ.get(THRESHOLD_VARIABLE)
+    if text is None:
+        return DEFAULT_THRESHOLD
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(
+            f"{THRESHOLD_VARIABLE} is {text!r}; set it to a whole number of bytes, such as 256, or unset it"
+        )
+    return int(text)
+
+
+def frame_count(payload: Buffer) -> int:
+    """How many frames, itself included, the message has that this payload starts; DecodeError if none."""
+    return _read_header(_flat(payload, 0))[0]
+
+
+def check_frames(frames: Sequence[Buffer]) -> None:
+    """Raise DecodeError unless the frames are one whole message, by its header; the content is not looked at.
+
+    Refused are foreign and cut messages, and messages with a part of another one in front or behind.
+    """
+    _check([_flat(frame, index) for index, frame in enumerate(frames)])
+
+
+def is_abort(frames: Sequence[Buffer]) -> bool:
+    """Whether a sender gave this message up: an empty frame alone, or a cut message closed by an empty frame.
+
+    No frame of a whole message is empty, so an empty last frame settles it, however many frames were
+    announced.
+    """
+    views = [_flat(frame, index) for index, frame in enumerate(frames)]
+    return bool(views) and not views[-1].nbytes and (len(views) == 1 or views[0][:4] == _MAGIC)
+
+
+class _Outbox(threading.local):
+    parts: list[Part] = []
+
+
+class Encoder:
+    """Encodes structures of plain values, Structs, dataclasses, tensors and numpy arrays.
+
+    `threshold` is in bytes: smaller tensors travel inside the payload. None means the environment
+    variable QUIESCE_ZERO_COPY_THRESHOLD, else 256. One encoder may be used by several threads. Autograd
+    history, gradients, and memory or identity shared between objects do not travel; what would lose data
+    is an EncodeError.
+    """
+
+    def __init__(self, threshold: int | None = None) -> None:
+        if threshold is None:
+            threshold = zero_copy_threshold()
+        if isinstance(threshold, bool) or not isinstance(threshold, int) or threshold < 0:
+            raise ValueError(f"threshold is {threshold!r}; give a whole number of bytes, 0 or more")
+        self.threshold = threshold
+        self._outbox = _Outbox()
+        self._encode_into = msgspec.msgpack.Encoder(enc_hook=self._hook).encode_into
+
+    def encode(self, obj: object) -> list[Buffer]:
+        """Encode into a fresh payload and return the frames of the message. Raises EncodeError."""
+        payload = bytearray()
+        parts = self.encode_into(obj, payload)
+        return [payload, *(part.view for part in parts)]
+
+    def encode_into(self, obj: object, payload: bytearray) -> list[Part]:
+        """Write the payload over `payload`, resized to fit, and return the other frames in order.
+
+        The message is [payload, *views of the parts]. Raises EncodeError, after which `payload` is empty, and
+        NotQuiescent if `payload` has to grow while somebody holds a view of it.
+        """
+        outbox = self._outbox
+        # Saved and put back: a finalizer may run in the middle of this call and encode something itself.
+        outer = outbox.parts
+        parts: list[Part] = []
+        outbox.parts = parts
+        try:
+            self._encode_into(obj, payload, _HEADER.size)
+            flags = 0
+            for view, _ in parts:
+                if view[0] == 0xC1 and view[:4] == _MAGIC:
+                    flags = _LOOKALIKE
+            _HEADER.pack_into(payload, 0, _MAGIC, VERSION, flags, 0, len(parts) + 1)
+        except BufferError as error:
+            raise NotQuiescent(
+                "the payload is still lent: a view of it is held; encode into another one"
+            ) from error
+        except BaseException as error:
+            _discard(payload)
+            if (
+                isinstance(error, EncodeError)
+                or not isinstance(error, Exception)
+                or isinstance(error, MemoryError)
+            ):
+                raise
+            raise EncodeError(f"cannot encode a {type(obj).__qualname__}: {error}") from error
+        finally:
+            outbox.parts = outer
+        return parts
+
+    def _hook(self, obj: Any) -> msgspec.msgpack.Ext:
+        kind = type(obj)
+        if kind is torch.Tensor:
+            tag = arrays.TENSOR
+            code, flags, shape, rest, view, aliases = arrays.tensor_parts(obj)
+        elif kind is torch.nn.Parameter:
+            tag = arrays.TENSOR
+            code, flags, shape, rest, view, aliases = arrays.tensor_parts(obj)
+            flags |= arrays.PARAMETER
+        elif kind is np.ndarray:
+            tag = arrays.NDARRAY
+            code, flags, shape, rest, view, aliases = arrays.ndarray_parts(obj)
+        elif isinstance(obj, np.generic):
+            tag = arrays.SCALAR
+            code, flags, shape, rest, view, aliases = arrays.ndarray_parts(np.asarray(obj))
+        else:
+            raise EncodeError(_unsupported(obj))
+        if view is None:
+            return msgspec.msgpack.Ext(_EXT, arrays.pack(tag, code, flags, 0, shape, rest))
+        if view.nbytes < self.threshold or tag == arrays.SCALAR:
+            return msgspec.msgpack.Ext(_EXT, b"".join((arrays.pack(tag, code, flags, 0, shape, rest), view)))
+        parts = self._outbox.parts
+        parts.append(Part(view, aliases))
+        return msgspec.msgpack.Ext(_EXT, arrays.pack(tag, code, flags, len(parts), shape, rest))
+
+
+class _Inboxes(threading.local):
+    inbox: arrays.Inbox
+
+
+class Decoder(Generic[T]):
+    """Decodes messages into `type`, or into dicts, lists, plain values, tensors and arrays if it is Any.
+
+    With `copy` no tensor shares memory with the frames. Without, a tensor that is a frame of its own
+    shares the frame's memory, and keeps it alive, if that is writable and aligned for the dtype; tensors
+    inside the payload are always copied. `limit_bytes` bounds, for one message, the bytes copied and the
+    size of expanded tensors. One decoder may be used by several threads.
+    """
+
+    @overload
+    def __init__(self: Decoder[Any], *, copy: bool = ..., limit_bytes: int = ...) -> None: ...
+    @overload
+    def __init__(self: Decoder[T], type: type[T], copy: bool = ..., limit_bytes: int = ...) -> None: ...
+    @overload
+    def __init__(self: Decoder[Any], type: Any, copy: bool = ..., limit_bytes: int = ...) -> None: ...
+    def __init__(self, type: Any = Any, copy: bool = False, limit_bytes: int = DEFAULT_LIMIT) -> None:
+        self.type = type
+        self.copy = copy
+        self.limit_bytes = limit_bytes
+        self._inboxes = _Inboxes()
+        decoder = msgspec.msgpack.Decoder(type, ext_hook=self._hook, dec_hook=_as_is)
+        self._decode: Callable[[memoryview], T] = decoder.decode
+
+    def decode(self, frames: Sequence[Buffer]) -> T:
+        """The object in a message. Raises DecodeError, and then nothing decoded is kept."""
+        return self.decode_with_report(frames)[0]
+
+    def decode_with_report(self, frames: Sequence[Buffer]) -> tuple[T, tuple[int, ...]]:
+        """The object in a message, and the frames (0 is the payload) whose memory it shares; or DecodeError."""
+        views = [_flat(frame, index) for index, frame in enumerate(frames)]
+        _check(views)
+        inbox = arrays.Inbox(views, self.copy, self.limit_bytes)
+        outer = getattr(self._inboxes, "inbox", None)
+        self._inboxes.inbox = inbox
+        content = views[0][_HEADER.size :]
+        try:
+            obj = self._decode(content)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise DecodeError(f"not a message that decodes to {self.type!r}: {error}") from error
+        finally:
+            if outer is None:
+                del self._inboxes.inbox
+            else:
+                self._inboxes.inbox = outer
+        if inbox.next != len(views):
+            raise DecodeError(
+                f"frames {inbox.next} to {len(views) - 1} belong to no tensor of {self.type!r}; "
+                "decode into a type that has every tensor of the message"
+            )
+        try:
+            content.release()
+        except BufferError:
+            # A Raw or memoryview field looks into the payload.
+            return obj, (0, *inbox.aliased)
+        return obj, tuple(inbox.aliased)
+
+    def _hook(self, code: int, data: memoryview) -> Any:
+        if code != _EXT:
+            raise DecodeError(f"an extension of unknown code {code}")
+        return arrays.read_array(data, self._inboxes.inbox)
+
+
+def _as_is(type: Any, obj: Any) -> Any:
+    # Tensors were built by the extension; msgspec then compares their class with the field's.
+    return obj
+
+
+def _flat(frame: Buffer, index: int) -> memoryview:
+    try:
+        view = memoryview(frame)
+        return view if view.format == "B" and view.ndim == 1 and view.contiguous else view.cast("B")
+    except TypeError as error:
+        raise DecodeError(f"frame {index} is not a contiguous buffer of bytes: {error}") from error
+
+
+def _read_header(payload: memoryview) -> tuple[int, int]:
+    if payload.nbytes < _HEADER.size or payload[:4] != _MAGIC:
+        raise DecodeError(
+            "the first frame is not a payload of this library: a foreign, cut or misplaced frame"
+        )
+    _, version, flags, reserved, count = _HEADER.unpack_from(payload)
+    if version != VERSION or reserved or flags & ~_LOOKALIKE or not count:
+        raise DecodeError(
+            f"payload of version {version} with flags {flags}; this library reads version {VERSION}"
+        )
+    return count, flags
+
+
+def _check(views: Sequence[memoryview]) -> None:
+    if not views:
+        raise DecodeError("a message has at least one frame, got none")
+    count, flags = _read_header(views[0])
+    if count != len(views):
+        raise DecodeError(
+            f"the message has {count} frames, got {len(views)}: it was cut, or glued to another one"
+        )
+    for index in range(1, count):
+        view = views[index]
+        if not view.nbytes:
+            raise DecodeError(f"frame {index} is empty: the sender gave the message up")
+        if view[0] == 0xC1 and not flags and view[:4] == _MAGIC:
+            raise DecodeError(
+                f"frame {index} is the payload of another message: two messages were glued together"
+            )
+
+
+def _discard(payload: bytearray) -> None:
+    try:
+        payload.clear()
+    except BufferError:
+        # Lent, hence not ours to resize: at least nobody can take it for a message.
+        payload[:4] = bytes(4)
+
+
+def _unsupported(obj: Any) -> str:
+    name = f"{type(obj).__module__}.{type(obj).__qualname__}"
+    if isinstance(obj, torch.Tensor):
+        return (
+            f"a {name} cannot be sent: a subclass of Tensor may hold more than its data; send plain tensors"
+        )
+    if isinstance(obj, np.ndarray):
+        return (
+            f"a {name} cannot be sent: a subclass of ndarray may hold more than data; send np.asarray of it"
+        )
+    return (
+        f"a {name} cannot be sent, and nothing is pickled; make it a Struct, dataclass, dict, list, tuple, "
+        "set, plain value, tensor or numpy array"
+    )
