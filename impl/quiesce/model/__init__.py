@@ -1,0 +1,25 @@
+"""TLC as a library: check models, step through them, hold traces against them (extra: `quiesce[model]`)."""
+
+from quiesce.model import manifest
+from quiesce.model.checking import Judgement, check, judge
+from quiesce.model.errors import Disabled, ModelError, SpecError, UnknownName
+from quiesce.model.output import CheckResult, Counterexample, Progress, TraceStep
+from quiesce.model.values import Function, ModelValue, State
+
+__all__ = [
+    "CheckResult",
+    "Counterexample",
+    "Disabled",
+    "Function",
+    "Judgement",
+    "ModelError",
+    "ModelValue",
+    "Progress",
+    "SpecError",
+    "State",
+    "TraceStep",
+    "UnknownName",
+    "check",
+    "judge",
+    "manifest",
+]
