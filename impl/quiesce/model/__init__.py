@@ -3,6 +3,7 @@
 from quiesce.model import manifest
 from quiesce.model.checking import Judgement, check, judge
 from quiesce.model.errors import Disabled, ModelError, SpecError, UnknownName
+from quiesce.model.oracle import Oracle, Step, label
 from quiesce.model.output import CheckResult, Counterexample, Progress, TraceStep
 from quiesce.model.values import Function, ModelValue, State
 
@@ -14,12 +15,15 @@ __all__ = [
     "Judgement",
     "ModelError",
     "ModelValue",
+    "Oracle",
     "Progress",
     "SpecError",
     "State",
+    "Step",
     "TraceStep",
     "UnknownName",
     "check",
     "judge",
+    "label",
     "manifest",
 ]
