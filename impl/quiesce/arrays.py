@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ REQUIRES_GRAD, PARAMETER, LAYOUT = 1, 2, 4
 MAX_AXES = 64
 
 # The position in this list is the dtype's code on the wire: append only.
-_TORCH_NAMES = (
+_NAMES = (
     *("float32", "float64", "float16", "bfloat16", "uint8", "int8", "int16", "int32", "int64", "bool"),
     *("uint16", "uint32", "uint64", "complex32", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"),
     *("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"),
@@ -48,11 +48,27 @@ _TORCH_NAMES = (
     ),
     *("uint1", "uint2", "uint3", "uint4", "uint5", "uint6", "uint7"),
 )
-# None where the installed torch does not have the dtype.
-_TORCH_DTYPES: list[torch.dtype | None] = [getattr(torch, name, None) for name in _TORCH_NAMES]
-_TORCH_CODES = {dtype: code for code, dtype in enumerate(_TORCH_DTYPES) if dtype is not None}
-# Tensors of these become bytes by a cast in numpy, which is faster than a view in torch.
-_CASTABLE = {dtype for dtype in _TORCH_DTYPES[:13] if dtype is not torch.bfloat16}
+# Dtypes that numpy lacks pass through it as unsigned integers of their size.
+_RAW = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
+_Codec: TypeAlias = tuple[torch.dtype, torch.dtype | None, np.dtype[Any]]
+
+
+def _codecs() -> Iterator[_Codec | None]:
+    """By code: dtype, what it passes through numpy as (None: itself), numpy's dtype; None if torch lacks it."""
+    for name in _NAMES:
+        dtype = getattr(torch, name, None)
+        if dtype is None:
+            yield None
+        elif name in np.sctypeDict:
+            yield dtype, None, np.dtype(name)
+        else:
+            yield dtype, _RAW[dtype.itemsize], np.dtype(f"u{dtype.itemsize}")
+
+
+_CODECS = tuple(_codecs())
+_CODES = {codec[0]: code for code, codec in enumerate(_CODECS) if codec is not None}
+# What memoryview.cast accepts, which is the fastest way to flat bytes.
+_CASTABLE = {np.dtype(char) for char in "?bBhHiIlLqQefd"}
 _NUMPY_DTYPE = re.compile(
     r"[<>|](?:[biufcSUV]\d{1,10}|[mM]8(?:\[\d{0,9}[a-zA-Z]{1,2}(?:/\d{1,9})?\])?)", re.ASCII
 )
@@ -61,7 +77,11 @@ _WITH_SHAPE = [struct.Struct(f"<BBBBI{n}Q") for n in range(MAX_AXES + 1)]
 _SHAPES = [struct.Struct(f"<{n}Q") for n in range(MAX_AXES + 1)]
 # Gone from newer versions of torch.
 _has_names = getattr(torch.Tensor, "has_names", None)
-_Tensor, _Parameter, _strided, _uint8 = torch.Tensor, torch.nn.Parameter, torch.strided, torch.uint8
+_Parameter, _strided = torch.nn.Parameter, torch.strided
+
+
+# Code, flags, shape and rest of the descriptor, the data C-contiguous, and whether it is the caller's memory.
+Parts: TypeAlias = tuple[int, int, Sequence[int], bytes, NDArray[Any], bool]
 
 
 class Inbox:
@@ -79,11 +99,11 @@ class Inbox:
     def take(self, index: int, nbytes: int) -> memoryview:
         if index != self.next or index >= len(self.frames):
             raise DecodeError(
-                f"a tensor names frame {index} where frame {self.next} of {len(self.frames)} is due"
+                f"an array names frame {index} where frame {self.next} of {len(self.frames)} is due"
             )
         view = self.frames[index]
         if view.nbytes != nbytes:
-            raise DecodeError(f"frame {index} has {view.nbytes} bytes, its tensor needs {nbytes}")
+            raise DecodeError(f"frame {index} has {view.nbytes} bytes, its shape and dtype need {nbytes}")
         self.next += 1
         return view
 
@@ -93,21 +113,18 @@ class Inbox:
             raise DecodeError(f"the message asks for more memory than the limit of {self.limit} bytes")
 
 
-def pack(kind: int, code: int, flags: int, frame: int, shape: Sequence[int], rest: bytes) -> bytes:
-    return _WITH_SHAPE[len(shape)].pack(kind, code, flags, len(shape), frame, *shape) + rest
+def descriptor(kind: int, code: int, flags: int, shape: Sequence[int], frame: int, rest: bytes) -> bytes:
+    ndim = len(shape)
+    return _WITH_SHAPE[ndim].pack(kind, code, flags, ndim, frame, *shape) + rest
 
 
-def tensor_parts(tensor: torch.Tensor) -> tuple[int, int, Sequence[int], bytes, memoryview | None, bool]:
-    """(dtype code, flags, shape, layout, bytes, whether the bytes are the caller's memory) of a tensor.
-
-    The bytes are a flat view that keeps the storage alive; None if there are none. Raises EncodeError.
-    """
-    code = _TORCH_CODES.get(tensor.dtype)
+def tensor_parts(tensor: torch.Tensor) -> Parts:
+    """Take a tensor apart; one that its bytes cannot bring back is an EncodeError."""
+    code = _CODES.get(tensor.dtype)
     if (
         code is None
         or tensor.layout is not _strided
         or tensor.is_nested
-        or tensor.is_quantized
         or tensor.is_meta
         or tensor.__dict__
         or (_has_names is not None and _has_names(tensor))
@@ -115,52 +132,42 @@ def tensor_parts(tensor: torch.Tensor) -> tuple[int, int, Sequence[int], bytes, 
     ):
         raise EncodeError(_refusal(tensor))
     shape = tensor.shape
+    flags, layout, aliases = 0, b"", True
     if len(shape) > MAX_AXES:
-        raise EncodeError(f"a tensor has {len(shape)} axes, at most {MAX_AXES} can be sent; reshape it")
-    flags = 0
+        raise EncodeError(f"a tensor of {len(shape)} axes cannot be sent, at most {MAX_AXES}; reshape it")
     if tensor.requires_grad:
         # The graph cannot travel: only a leaf arrives requiring gradients.
-        if tensor.is_leaf:
-            flags = REQUIRES_GRAD
+        flags = REQUIRES_GRAD if tensor.is_leaf else 0
         tensor = tensor.detach()
-    nbytes = tensor.nbytes
-    if not nbytes:
-        return code, flags, shape, b"", None, False
-    aliases, layout = True, b""
     try:
-        if not tensor.is_cpu:
-            tensor, aliases = tensor.cpu(), False
-        if tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
-            tensor, aliases = tensor.clone().resolve_conj().resolve_neg(), False
-        if not tensor.is_contiguous():
+        contiguous = tensor.is_contiguous()
+        if tensor.untyped_storage().nbytes() < (tensor.nbytes if contiguous else _extent(tensor)):
+            raise EncodeError(
+                f"{_describe(tensor)} has lost its storage: it was freed or shrunk; send it before that"
+            )
+        if not contiguous:
             order, expanded, layout = _memory_order(shape, tensor.stride())
             tensor = _stored_once(tensor, expanded).permute(order)
             if not tensor.is_contiguous():
                 tensor, aliases = tensor.contiguous(), False
-            nbytes = tensor.nbytes
-        if tensor.untyped_storage().nbytes() < nbytes:
-            raise EncodeError(
-                f"the storage of a tensor of {nbytes} bytes was freed or shrunk; send it before"
-            )
-        if tensor.dtype in _CASTABLE:
-            view = tensor.numpy().data.cast("B")
-        else:
-            view = (tensor if tensor.ndim else tensor.reshape(1)).view(_uint8).numpy().data.cast("B")
+            if layout:
+                flags |= LAYOUT
+        if not tensor.is_cpu:
+            tensor, aliases = tensor.cpu(), False
+        if tensor.is_neg() or tensor.is_conj():
+            tensor, aliases = tensor.resolve_conj().resolve_neg(), False
+        raw = _CODECS[code][1]  # type: ignore[index]
+        array = tensor.numpy() if raw is None else tensor.view(raw).numpy()
     except (RuntimeError, NotImplementedError) as error:
         raise EncodeError(f"{_describe(tensor)} has no bytes that can be read: {error}") from error
-    if layout:
-        flags |= LAYOUT
-    return code, flags, shape, layout, view, aliases
+    return code, flags, shape, layout, array, aliases
 
 
-def ndarray_parts(array: NDArray[Any]) -> tuple[int, int, Sequence[int], bytes, memoryview | None, bool]:
-    """The same for a numpy array; the dtype's name stands behind the layout and its length is the code."""
+def ndarray_parts(array: NDArray[Any]) -> Parts:
+    """Take a numpy array apart; the length of the dtype's name is the code, the name follows the layout."""
     name = _numpy_name(array.dtype)
     shape = array.shape
-    flags, layout = 0, b""
-    if not array.nbytes:
-        return len(name), 0, shape, name, None, False
-    aliases = True
+    flags, layout, aliases = 0, b"", True
     if not array.flags.c_contiguous:
         order, expanded, layout = _memory_order(shape, array.strides)
         array = _stored_once(array, expanded).transpose(order)
@@ -168,19 +175,26 @@ def ndarray_parts(array: NDArray[Any]) -> tuple[int, int, Sequence[int], bytes, 
             array, aliases = np.ascontiguousarray(array), False
         if layout:
             flags = LAYOUT
-    return len(name), flags, shape, layout + name, array.reshape(-1).view(np.uint8).data, aliases
+    return len(name), flags, shape, layout + name, array, aliases
+
+
+def flat(array: NDArray[Any]) -> memoryview:
+    """The bytes of a C-contiguous array of at least one byte, without a copy; they keep its memory alive."""
+    if array.dtype in _CASTABLE:
+        return array.data.cast("B")
+    return array.reshape(-1).view(np.uint8).data
 
 
 def read_array(data: memoryview, inbox: Inbox) -> Any:
     """Build the tensor, array or numpy scalar that a descriptor describes.
 
-    It shares memory with its frame where that is writable and aligned and the inbox does not ask for
-    copies. Raises DecodeError, or ValueError, IndexError, RuntimeError or struct.error, if the descriptor
-    is inconsistent.
+    It shares memory with its frame where that is writable and aligned and the inbox does not ask for copies.
+    Raises DecodeError, or ValueError, IndexError, RuntimeError or struct.error, if the descriptor is
+    inconsistent.
     """
     kind, code, flags, ndim, index = _HEAD.unpack_from(data)
     if ndim > MAX_AXES:
-        raise DecodeError(f"a tensor claims {ndim} axes, at most {MAX_AXES} are allowed")
+        raise DecodeError(f"an array claims {ndim} axes, at most {MAX_AXES} are allowed")
     shape = _SHAPES[ndim].unpack_from(data, 8)
     end = 8 + 8 * ndim
     stored, order = shape, b""
@@ -189,92 +203,69 @@ def read_array(data: memoryview, inbox: Inbox) -> Any:
         stored = _stored_shape(shape, order)
         end += ndim
     if kind == TENSOR:
-        dtype = _TORCH_DTYPES[code] if code < len(_TORCH_DTYPES) else None
-        if dtype is None or flags & ~7:
-            raise DecodeError(
-                f"dtype {code} or flags {flags} unknown to this version, or to torch {torch.__version__}"
-            )
-        nbytes = math.prod(stored) * dtype.itemsize
-        tensor = _build_tensor(*_data(data[end:], index, nbytes, inbox), dtype, stored, index, inbox)
+        codec = _CODECS[code] if code < len(_CODECS) else None
+        if codec is None or flags & ~(REQUIRES_GRAD | PARAMETER | LAYOUT):
+            raise DecodeError(f"dtype {code} or flags {flags} unknown here, or to torch {torch.__version__}")
+        torch_dtype, raw, dtype = codec
+    elif kind in (NDARRAY, SCALAR) and not flags & ~LAYOUT and (kind == NDARRAY or not (shape or index)):
+        dtype = _numpy_dtype(bytes(data[end : end + code]))
+        end += code
+    else:
+        raise DecodeError(f"an array of kind {kind} with flags {flags}, shape {shape} and frame {index}")
+
+    nbytes = math.prod(stored) * dtype.itemsize
+    view = data[end:]
+    if not index:
+        if view.nbytes != nbytes:
+            raise DecodeError(f"an inline array has {view.nbytes} bytes, its shape and dtype need {nbytes}")
+        copy = True
+    elif view.nbytes:
+        raise DecodeError(f"the descriptor of frame {index} is followed by {view.nbytes} stray bytes")
+    else:
+        view = inbox.take(index, nbytes)
+        copy = inbox.copy or view.readonly
+    # Nobody else has this memoryview: it keeps the memory alive and, where its owner can be resized, locked.
+    array: NDArray[Any] = np.ndarray(stored, dtype, view)
+    if dtype.kind == "b" and nbytes and array.view(np.uint8).max() > 1:
+        # Undefined behaviour in the kernels that would read it.
+        raise DecodeError("a bool array holds bytes other than 0 and 1")
+    if copy or not array.flags.aligned:
+        inbox.spend(nbytes)
+        # Frames are copied into memory of torch, which is aligned to 64 bytes; numpy's is to 16.
+        array = _torch_copy(array, raw or torch_dtype) if kind == TENSOR and index else array.copy()
+    else:
+        inbox.aliased.append(index)
+
+    if kind == TENSOR:
+        tensor = torch.from_numpy(array)
+        if raw is not None:
+            tensor = tensor.view(torch_dtype)
         if order:
-            inbox.spend(math.prod(shape) * dtype.itemsize)
-            tensor = tensor.permute(_inverse(order)).expand(shape)
+            tensor = tensor.permute(_inverse(order))
+            if tensor.shape != shape:
+                inbox.spend(math.prod(shape) * dtype.itemsize)
+                tensor = tensor.expand(shape)
         if flags & PARAMETER:
             return _Parameter(tensor, requires_grad=bool(flags & REQUIRES_GRAD))
         return tensor.requires_grad_() if flags & REQUIRES_GRAD else tensor
-    if kind not in (NDARRAY, SCALAR) or flags & ~LAYOUT or (kind == SCALAR and (shape or index)):
-        raise DecodeError(f"an array of kind {kind} with flags {flags}, shape {shape} and frame {index}")
-    numpy_dtype = _numpy_dtype(bytes(data[end : end + code]))
-    nbytes = math.prod(stored) * numpy_dtype.itemsize
-    array = _build_ndarray(
-        *_data(data[end + code :], index, nbytes, inbox), numpy_dtype, stored, index, inbox
-    )
     if order:
-        inbox.spend(math.prod(shape) * numpy_dtype.itemsize)
         array = array.transpose(_inverse(order))
         if array.shape != shape:
+            inbox.spend(math.prod(shape) * dtype.itemsize)
             array = np.broadcast_to(array, shape)
     return array if kind == NDARRAY else array[()]
 
 
-def _data(inline: memoryview, index: int, nbytes: int, inbox: Inbox) -> tuple[memoryview, bool]:
-    """The bytes of an array, and whether they must be copied."""
-    if not index:
-        if inline.nbytes != nbytes:
-            raise DecodeError(f"an inline array has {inline.nbytes} bytes, its shape and dtype need {nbytes}")
-        return inline, True
-    if inline.nbytes:
-        raise DecodeError(f"the descriptor of frame {index} is followed by {inline.nbytes} stray bytes")
-    view = inbox.take(index, nbytes)
-    return view, inbox.copy or view.readonly
+def _torch_copy(array: NDArray[Any], dtype: torch.dtype) -> NDArray[Any]:
+    copy: NDArray[Any] = torch.empty(array.shape, dtype=dtype, device="cpu").numpy()
+    copy[...] = array
+    return copy
 
 
-def _build_tensor(
-    view: memoryview, copy: bool, dtype: torch.dtype, shape: tuple[int, ...], index: int, inbox: Inbox
-) -> torch.Tensor:
-    nbytes = view.nbytes
-    if not nbytes:
-        return torch.empty(shape, dtype=dtype)
-    if dtype is torch.bool:
-        _check_bool(view)
-    if not copy:
-        # torch keeps the object but not its export; this memoryview is nobody else's, and keeps the export.
-        tensor = torch.frombuffer(view, dtype=dtype)
-        copy = tensor.data_ptr() % min(dtype.itemsize, 8) != 0
-    if not copy:
-        inbox.aliased.append(index)
-    else:
-        inbox.spend(nbytes)
-        if index:
-            # Of torch's own allocation, hence 64-byte aligned.
-            flat = torch.empty(nbytes, dtype=_uint8)
-            flat.numpy()[:] = np.frombuffer(view, np.uint8)
-            tensor = flat.view(dtype)
-        else:
-            tensor = torch.frombuffer(bytearray(view), dtype=dtype)
-    return tensor if len(shape) == 1 else tensor.view(*shape) if shape else tensor[0]
-
-
-def _build_ndarray(
-    view: memoryview, copy: bool, dtype: np.dtype[Any], shape: tuple[int, ...], index: int, inbox: Inbox
-) -> NDArray[Any]:
-    if not view.nbytes:
-        return np.empty(shape, dtype)
-    if dtype.kind == "b":
-        _check_bool(view)
-    array: NDArray[Any] = np.frombuffer(view, np.uint8).view(dtype)
-    if copy or not array.flags.aligned:
-        inbox.spend(view.nbytes)
-        array = array.copy()
-    else:
-        inbox.aliased.append(index)
-    return array.reshape(shape)
-
-
-def _check_bool(view: memoryview) -> None:
-    # Any other byte is undefined behaviour in the kernels that would read it.
-    if np.frombuffer(view, np.uint8).max() > 1:
-        raise DecodeError("a bool tensor holds bytes other than 0 and 1")
+def _extent(tensor: torch.Tensor) -> int:
+    """Bytes of storage, from its start, that a tensor that is not empty reaches into."""
+    reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(tensor.storage_offset() + reach + 1) * tensor.itemsize
 
 
 def _memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[bool], bytes]:
@@ -353,7 +344,7 @@ def _refusal(tensor: torch.Tensor) -> str:
         fix = "its scale and zero point would be lost; send int_repr() and the quantiser's parameters"
     elif tensor.layout is not _strided:
         fix = "only strided tensors are sent; send its indices and values, or to_dense()"
-    elif tensor.dtype not in _TORCH_CODES:
+    elif tensor.dtype not in _CODES:
         fix = "this dtype is unknown to the codec; send a view of it as uint8"
     elif tensor.__dict__:
         fix = f"its attributes ({', '.join(sorted(tensor.__dict__))}) would be lost; send tensor.detach()"

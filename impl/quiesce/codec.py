@@ -16,6 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, overload
 import msgspec
 import numpy as np
 import torch
+from msgspec.msgpack import Ext as _Ext
 
 from quiesce import arrays
 from quiesce.errors import DecodeError, EncodeError, NotQuiescent
@@ -50,7 +51,7 @@ class Part(NamedTuple):
 
 
 def zero_copy_threshold() -> int:
-    """The threshold in bytes from QUIESCE_ZERO_COPY_THRESHOLD, else 256; ValueError if it is no whole number."""
+    """QUIESCE_ZERO_COPY_THRESHOLD in bytes, 256 if unset; ValueError if it is no whole number."""
     text = os.environ.get(THRESHOLD_VARIABLE)
     if text is None:
         return DEFAULT_THRESHOLD
@@ -80,8 +81,9 @@ def is_abort(frames: Sequence[Buffer]) -> bool:
     No frame of a whole message is empty, so an empty last frame settles it, however many frames were
     announced.
     """
-    views = [_flat(frame, index) for index, frame in enumerate(frames)]
-    return bool(views) and not views[-1].nbytes and (len(views) == 1 or views[0][:4] == _MAGIC)
+    if not frames or memoryview(frames[-1]).nbytes:
+        return False
+    return len(frames) == 1 or memoryview(frames[0])[:4] == _MAGIC
 
 
 class _Outbox(threading.local):
@@ -147,34 +149,32 @@ class Encoder:
             outbox.parts = outer
         return parts
 
-    def _hook(self, obj: Any) -> msgspec.msgpack.Ext:
-        kind = type(obj)
-        if kind is torch.Tensor:
-            tag = arrays.TENSOR
-            code, flags, shape, rest, view, aliases = arrays.tensor_parts(obj)
-        elif kind is torch.nn.Parameter:
-            tag = arrays.TENSOR
-            code, flags, shape, rest, view, aliases = arrays.tensor_parts(obj)
-            flags |= arrays.PARAMETER
-        elif kind is np.ndarray:
-            tag = arrays.NDARRAY
-            code, flags, shape, rest, view, aliases = arrays.ndarray_parts(obj)
+    def _hook(self, obj: Any) -> _Ext:
+        cls = type(obj)
+        if cls is torch.Tensor or cls is torch.nn.Parameter:
+            kind = arrays.TENSOR
+            code, flags, shape, rest, data, aliases = arrays.tensor_parts(obj)
+            if cls is torch.nn.Parameter:
+                flags |= arrays.PARAMETER
+        elif cls is np.ndarray:
+            kind = arrays.NDARRAY
+            code, flags, shape, rest, data, aliases = arrays.ndarray_parts(obj)
         elif isinstance(obj, np.generic):
-            tag = arrays.SCALAR
-            code, flags, shape, rest, view, aliases = arrays.ndarray_parts(np.asarray(obj))
+            kind = arrays.SCALAR
+            code, flags, shape, rest, data, aliases = arrays.ndarray_parts(np.asarray(obj))
         else:
             raise EncodeError(_unsupported(obj))
-        if view is None:
-            return msgspec.msgpack.Ext(_EXT, arrays.pack(tag, code, flags, 0, shape, rest))
-        if view.nbytes < self.threshold or tag == arrays.SCALAR:
-            return msgspec.msgpack.Ext(_EXT, b"".join((arrays.pack(tag, code, flags, 0, shape, rest), view)))
+        nbytes = data.nbytes
+        # No frame may be empty: that is the mark of a message given up.
+        if nbytes < self.threshold or not nbytes or kind == arrays.SCALAR:
+            return _Ext(_EXT, arrays.descriptor(kind, code, flags, shape, 0, rest) + data.tobytes())
         parts = self._outbox.parts
-        parts.append(Part(view, aliases))
-        return msgspec.msgpack.Ext(_EXT, arrays.pack(tag, code, flags, len(parts), shape, rest))
+        parts.append(Part(arrays.flat(data), aliases))
+        return _Ext(_EXT, arrays.descriptor(kind, code, flags, shape, len(parts), rest))
 
 
 class _Inboxes(threading.local):
-    inbox: arrays.Inbox
+    inbox: arrays.Inbox | None = None
 
 
 class Decoder(Generic[T]):
@@ -205,12 +205,13 @@ class Decoder(Generic[T]):
         return self.decode_with_report(frames)[0]
 
     def decode_with_report(self, frames: Sequence[Buffer]) -> tuple[T, tuple[int, ...]]:
-        """The object in a message, and the frames (0 is the payload) whose memory it shares; or DecodeError."""
+        """The object, and the frames (0: the payload) whose memory it shares. Raises DecodeError."""
         views = [_flat(frame, index) for index, frame in enumerate(frames)]
         _check(views)
         inbox = arrays.Inbox(views, self.copy, self.limit_bytes)
-        outer = getattr(self._inboxes, "inbox", None)
-        self._inboxes.inbox = inbox
+        inboxes = self._inboxes
+        outer = inboxes.inbox
+        inboxes.inbox = inbox
         content = views[0][_HEADER.size :]
         try:
             obj = self._decode(content)
@@ -219,10 +220,7 @@ class Decoder(Generic[T]):
         except Exception as error:
             raise DecodeError(f"not a message that decodes to {self.type!r}: {error}") from error
         finally:
-            if outer is None:
-                del self._inboxes.inbox
-            else:
-                self._inboxes.inbox = outer
+            inboxes.inbox = outer
         if inbox.next != len(views):
             raise DecodeError(
                 f"frames {inbox.next} to {len(views) - 1} belong to no tensor of {self.type!r}; "
@@ -236,9 +234,10 @@ class Decoder(Generic[T]):
         return obj, tuple(inbox.aliased)
 
     def _hook(self, code: int, data: memoryview) -> Any:
-        if code != _EXT:
+        inbox = self._inboxes.inbox
+        if code != _EXT or inbox is None:
             raise DecodeError(f"an extension of unknown code {code}")
-        return arrays.read_array(data, self._inboxes.inbox)
+        return arrays.read_array(data, inbox)
 
 
 def _as_is(type: Any, obj: Any) -> Any:
@@ -248,8 +247,7 @@ def _as_is(type: Any, obj: Any) -> Any:
 
 def _flat(frame: Buffer, index: int) -> memoryview:
     try:
-        view = memoryview(frame)
-        return view if view.format == "B" and view.ndim == 1 and view.contiguous else view.cast("B")
+        return memoryview(frame).cast("B")
     except TypeError as error:
         raise DecodeError(f"frame {index} is not a contiguous buffer of bytes: {error}") from error
 
@@ -290,7 +288,7 @@ def _discard(payload: bytearray) -> None:
         payload.clear()
     except BufferError:
         # Lent, hence not ours to resize: at least nobody can take it for a message.
-        payload[:4] = bytes(4)
+        payload[:4] = bytes(len(payload[:4]))
 
 
 def _unsupported(obj: Any) -> str:
