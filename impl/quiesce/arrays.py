@@ -32,20 +32,8 @@ _NAMES = (
     *("float32", "float64", "float16", "bfloat16", "uint8", "int8", "int16", "int32", "int64", "bool"),
     *("uint16", "uint32", "uint64", "complex32", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"),
     *("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"),
-    *(
-        "bits8",
-        "bits16",
-        "bits1x8",
-        "bits2x4",
-        "bits4x2",
-        "int1",
-        "int2",
-        "int3",
-        "int4",
-        "int5",
-        "int6",
-        "int7",
-    ),
+    *("bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"),
+    *("int1", "int2", "int3", "int4", "int5", "int6", "int7"),
     *("uint1", "uint2", "uint3", "uint4", "uint5", "uint6", "uint7"),
 )
 # Dtypes that numpy lacks pass through it as unsigned integers of their size.
@@ -54,7 +42,7 @@ _Codec: TypeAlias = tuple[torch.dtype, torch.dtype | None, np.dtype[Any]]
 
 
 def _codecs() -> Iterator[_Codec | None]:
-    """By code: dtype, what it passes through numpy as (None: itself), numpy's dtype; None if torch lacks it."""
+    """By code: dtype, what it is in numpy for torch (None: itself) and for numpy; None if torch lacks it."""
     for name in _NAMES:
         dtype = getattr(torch, name, None)
         if dtype is None:
@@ -70,7 +58,7 @@ _CODES = {codec[0]: code for code, codec in enumerate(_CODECS) if codec is not N
 # What memoryview.cast accepts, which is the fastest way to flat bytes.
 _CASTABLE = {np.dtype(char) for char in "?bBhHiIlLqQefd"}
 _NUMPY_DTYPE = re.compile(
-    r"[<>|](?:[biufcSUV]\d{1,10}|[mM]8(?:\[\d{0,9}[a-zA-Z]{1,2}(?:/\d{1,9})?\])?)", re.ASCII
+    r"[<>|](?:[biufcSUV][1-9]\d{0,9}|[mM]8(?:\[\d{0,9}[a-zA-Z]{1,2}(?:/\d{1,9})?\])?)", re.ASCII
 )
 _HEAD = struct.Struct("<BBBBI")
 _WITH_SHAPE = [struct.Struct(f"<BBBBI{n}Q") for n in range(MAX_AXES + 1)]
@@ -78,7 +66,6 @@ _SHAPES = [struct.Struct(f"<{n}Q") for n in range(MAX_AXES + 1)]
 # Gone from newer versions of torch.
 _has_names = getattr(torch.Tensor, "has_names", None)
 _Parameter, _strided = torch.nn.Parameter, torch.strided
-
 
 # Code, flags, shape and rest of the descriptor, the data C-contiguous, and whether it is the caller's memory.
 Parts: TypeAlias = tuple[int, int, Sequence[int], bytes, NDArray[Any], bool]
@@ -99,7 +86,7 @@ class Inbox:
     def take(self, index: int, nbytes: int) -> memoryview:
         if index != self.next or index >= len(self.frames):
             raise DecodeError(
-                f"an array names frame {index} where frame {self.next} of {len(self.frames)} is due"
+                f"an array names frame {index}, due is {self.next} of {len(self.frames)} frames"
             )
         view = self.frames[index]
         if view.nbytes != nbytes:
@@ -140,10 +127,16 @@ def tensor_parts(tensor: torch.Tensor) -> Parts:
         flags = REQUIRES_GRAD if tensor.is_leaf else 0
         tensor = tensor.detach()
     try:
+        if tensor.is_neg() or tensor.is_conj():
+            tensor, aliases = tensor.resolve_conj().resolve_neg(), False
+        raw = _CODECS[code][1]  # type: ignore[index]
+        if raw is not None:
+            tensor = tensor.view(raw)
         contiguous = tensor.is_contiguous()
-        if tensor.untyped_storage().nbytes() < (tensor.nbytes if contiguous else _extent(tensor)):
+        reach = tensor.nbytes if contiguous else _reach(tensor)
+        if tensor.untyped_storage().nbytes() < tensor.storage_offset() * tensor.itemsize + reach:
             raise EncodeError(
-                f"{_describe(tensor)} has lost its storage: it was freed or shrunk; send it before that"
+                f"{_describe(tensor)} has lost its storage, freed or shrunk; send it before that"
             )
         if not contiguous:
             order, expanded, layout = _memory_order(shape, tensor.stride())
@@ -154,10 +147,7 @@ def tensor_parts(tensor: torch.Tensor) -> Parts:
                 flags |= LAYOUT
         if not tensor.is_cpu:
             tensor, aliases = tensor.cpu(), False
-        if tensor.is_neg() or tensor.is_conj():
-            tensor, aliases = tensor.resolve_conj().resolve_neg(), False
-        raw = _CODECS[code][1]  # type: ignore[index]
-        array = tensor.numpy() if raw is None else tensor.view(raw).numpy()
+        array = tensor.numpy()
     except (RuntimeError, NotImplementedError) as error:
         raise EncodeError(f"{_describe(tensor)} has no bytes that can be read: {error}") from error
     return code, flags, shape, layout, array, aliases
@@ -166,6 +156,8 @@ def tensor_parts(tensor: torch.Tensor) -> Parts:
 def ndarray_parts(array: NDArray[Any]) -> Parts:
     """Take a numpy array apart; the length of the dtype's name is the code, the name follows the layout."""
     name = _numpy_name(array.dtype)
+    if array.dtype.metadata:
+        raise EncodeError(f"the metadata of the dtype {array.dtype} would be lost; send it beside the array")
     shape = array.shape
     flags, layout, aliases = 0, b"", True
     if not array.flags.c_contiguous:
@@ -224,8 +216,9 @@ def read_array(data: memoryview, inbox: Inbox) -> Any:
     else:
         view = inbox.take(index, nbytes)
         copy = inbox.copy or view.readonly
-    # Nobody else has this memoryview: it keeps the memory alive and, where its owner can be resized, locked.
-    array: NDArray[Any] = np.ndarray(stored, dtype, view)
+    # Not np.ndarray(stored, dtype, view): that holds the owner of the memory but no export, and a bytearray
+    # could be resized under the array.
+    array: NDArray[Any] = np.frombuffer(view, dtype).reshape(stored) if nbytes else np.empty(stored, dtype)
     if dtype.kind == "b" and nbytes and array.view(np.uint8).max() > 1:
         # Undefined behaviour in the kernels that would read it.
         raise DecodeError("a bool array holds bytes other than 0 and 1")
@@ -262,10 +255,10 @@ def _torch_copy(array: NDArray[Any], dtype: torch.dtype) -> NDArray[Any]:
     return copy
 
 
-def _extent(tensor: torch.Tensor) -> int:
-    """Bytes of storage, from its start, that a tensor that is not empty reaches into."""
-    reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return int(tensor.storage_offset() + reach + 1) * tensor.itemsize
+def _reach(tensor: torch.Tensor) -> int:
+    """Bytes from the first to the last element of a tensor that has elements."""
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.itemsize
 
 
 def _memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[bool], bytes]:
@@ -283,9 +276,7 @@ def _stored_once(array: Any, expanded: Sequence[bool]) -> Any:
 
 def _stored_shape(shape: tuple[int, ...], order: bytes) -> tuple[int, ...]:
     if sorted(axis & 0x7F for axis in order) != list(range(len(shape))):
-        raise DecodeError(
-            f"the memory order {list(order)} of a tensor of {len(shape)} axes is no permutation"
-        )
+        raise DecodeError(f"the memory order {list(order)} of {len(shape)} axes is no permutation")
     return tuple(1 if axis & 0x80 else shape[axis & 0x7F] for axis in order)
 
 
@@ -303,18 +294,12 @@ def _tangent(tensor: torch.Tensor) -> torch.Tensor | None:
 def _numpy_name(dtype: np.dtype[Any]) -> bytes:
     name = dtype.str
     if dtype.hasobject:
-        raise EncodeError(
-            "a numpy array of Python objects cannot be sent; convert it to a plain dtype or to a list"
-        )
+        raise EncodeError("a numpy array of Python objects cannot be sent; make it a plain dtype or a list")
     if dtype.names is not None or dtype.subdtype is not None:
-        raise EncodeError(
-            f"a structured numpy dtype cannot be sent ({dtype}); send its fields as separate arrays"
-        )
+        raise EncodeError(f"a structured numpy dtype cannot be sent ({dtype}); send its fields one by one")
     if dtype.char in "gG":
-        raise EncodeError(
-            "numpy longdouble differs between machines and cannot be sent; use float64 or complex128"
-        )
-    if dtype.metadata or not _NUMPY_DTYPE.fullmatch(name) or np.dtype(name) != dtype:
+        raise EncodeError("numpy longdouble differs between machines; send float64 or complex128")
+    if not _NUMPY_DTYPE.fullmatch(name) or np.dtype(name) != dtype:
         raise EncodeError(f"the numpy dtype {dtype!r} cannot be sent; view it as a plain dtype such as uint8")
     return name.encode("ascii")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, overload
 
@@ -198,7 +199,7 @@ class Decoder(Generic[T]):
         self.limit_bytes = limit_bytes
         self._inboxes = _Inboxes()
         decoder = msgspec.msgpack.Decoder(type, ext_hook=self._hook, dec_hook=_as_is)
-        self._decode: Callable[[memoryview], T] = decoder.decode
+        self._decode: Callable[[Buffer], T] = decoder.decode
 
     def decode(self, frames: Sequence[Buffer]) -> T:
         """The object in a message. Raises DecodeError, and then nothing decoded is kept."""
@@ -212,7 +213,9 @@ class Decoder(Generic[T]):
         inboxes = self._inboxes
         outer = inboxes.inbox
         inboxes.inbox = inbox
-        content = views[0][_HEADER.size :]
+        # An object of its own, whose death tells that no Raw or memoryview field looks into the payload.
+        content = np.frombuffer(views[0], np.uint8, offset=_HEADER.size)
+        looked_into = weakref.ref(content)
         try:
             obj = self._decode(content)
         except MemoryError:
@@ -226,12 +229,8 @@ class Decoder(Generic[T]):
                 f"frames {inbox.next} to {len(views) - 1} belong to no tensor of {self.type!r}; "
                 "decode into a type that has every tensor of the message"
             )
-        try:
-            content.release()
-        except BufferError:
-            # A Raw or memoryview field looks into the payload.
-            return obj, (0, *inbox.aliased)
-        return obj, tuple(inbox.aliased)
+        del content
+        return obj, tuple(inbox.aliased) if looked_into() is None else (0, *inbox.aliased)
 
     def _hook(self, code: int, data: memoryview) -> Any:
         inbox = self._inboxes.inbox

@@ -1,0 +1,22 @@
+"""Hypothesis profiles: QUIESCE_PROFILE is dev (seconds), ci (minutes, always the same) or nightly (hours)."""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+PROFILE = os.environ.get("QUIESCE_PROFILE", "dev")
+
+_common = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("dev", _common, max_examples=50)
+settings.register_profile("ci", _common, max_examples=200, derandomize=True)
+settings.register_profile("nightly", _common, max_examples=20_000)
+settings.load_profile(PROFILE)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if PROFILE != "nightly":
+        skip = pytest.mark.skip(reason="set QUIESCE_PROFILE=nightly to run this")
+        for item in items:
+            if "nightly" in item.keywords:
+                item.add_marker(skip)
