@@ -1,9 +1,9 @@
 """The next-state relation taken apart: its named actions, and in a state their instances with parameters.
 
-The walk goes down from the next-state formula through disjunctions, quantifiers, LET, INSTANCE and definitions,
-as TLC does, and stops at the first formula that is none of these: an instance of the innermost definition around
-it. In the next-state formula itself it goes through IF, CASE and guards too. A quantifier over a set that depends
-on the state is evaluated in each state; what does not depend on it is walked once.
+The walk goes down from the next-state formula through disjunctions, quantifiers, LET, INSTANCE and
+definitions, as TLC does. It stops at the first formula that is none of these: an instance of the definition
+around it. In the next-state formula itself it goes through IF, CASE and guards too. A quantifier over a set
+that depends on the state is evaluated in each state; what does not depend on it is walked once.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from quiesce.model.bridge import Bridge
 from quiesce.model.errors import SpecError
 from quiesce.model.jvm import Classes
+from quiesce.model.values import Function
 
 LET, SUBSTITUTION, ASSUMED_SUBSTITUTION, LABEL, APPLICATION, USER_OPERATOR = 10, 13, 30, 29, 9, 5
 EXISTS, FORALL, CASE, CONJUNCTION_LIST, DISJUNCTION_LIST, IF = 2, 3, 4, 6, 7, 11
@@ -38,7 +40,7 @@ class Instance:
     """A named action with its parameters bound: `action` is TLC's, `node` the formula."""
 
     name: str
-    symbols: tuple[Any, ...]
+    parameters: Function
     node: Any
     context: Any
     action: Any
@@ -63,14 +65,13 @@ class Definition:
 class Next:
     """The next-state relation of one loaded specification."""
 
-    def __init__(self, classes: Classes, tool: Any) -> None:
+    def __init__(self, classes: Classes, tool: Any, bridge: Bridge) -> None:
         self._tool = tool
+        self._bridge = bridge
         self._opcodes = classes["tlc2.tool.BuiltInOPs"]
         self._action = classes["tlc2.tool.Action"]
         self._definition = classes["tla2sany.semantic.OpDefNode"]
         self._empty = classes["tlc2.tool.TLCState"].Empty
-        self._throwable = classes.throwable
-        self._message = classes.message
         spec = tool.getNextStateSpec()
         if spec is None:
             raise SpecError(
@@ -224,8 +225,12 @@ class Next:
         return bool(node.getUid() == self._start[0].getUid())
 
     def _instance(self, node: Any, scope: Scope) -> Instance:
+        bound = {str(symbol.getName()): scope.context.lookup(symbol) for symbol in scope.symbols}
+        values = {
+            name: self._bridge.value(item) for name, item in bound.items() if self._bridge.is_value(item)
+        }
         action = self._action(node, scope.context)
-        return Instance(scope.name, scope.symbols, node, scope.context, action)
+        return Instance(scope.name, Function(values), node, scope.context, action)
 
     def _define(self, node: Any, scope: Scope, seen: tuple[str, ...]) -> None:
         """The walk without evaluation: every branch, each quantifier's body once."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from quiesce.model import tlc
+from quiesce.model.errors import UnknownName
 from quiesce.model.manifest import DEADLOCK, Manifest, Model, Mutant, load
+from quiesce.model.naming import SEARCHED_STATES, named_counterexample, named_coverage
+from quiesce.model.oracle import Oracle
 from quiesce.model.output import VIOLATIONS, CheckResult, Progress
-from quiesce.model.paths import spec_directory
 
 DEFAULT_TIMEOUT = 1800.0
 """Seconds a run may take unless told otherwise."""
@@ -41,19 +42,23 @@ def check(
     heap: int = 2 << 30,
     timeout: float = DEFAULT_TIMEOUT,
     progress: Callable[[Progress], None] | None = None,
+    named: bool = True,
 ) -> CheckResult:
     """Run TLC on a model, or on a mutant, of the manifest.
 
     `heap` is in bytes, `timeout` in seconds. The result is TLC's; `judge` holds it against the manifest.
-    Raises `UnknownName` for a name that the manifest lacks.
+    With `named`, the coverage and the counterexample use the specification's names for its actions, and the
+    steps of the counterexample have their parameters: TLC alone does not know them all. Raises `UnknownName`
+    for a name that the manifest lacks.
     """
     manifest = manifest or load()
     entry = manifest.find(name) if isinstance(name, str) else name
     model = manifest.model(entry.name)
-    return tlc.run(
-        manifest.directory / f"{model.module}.tla",
-        manifest.config(entry),
-        libraries=libraries(manifest),
+    module, config = manifest.directory / f"{model.module}.tla", manifest.config(entry)
+    result = tlc.run(
+        module,
+        config,
+        libraries=manifest.libraries,
         workers=workers,
         heap=heap,
         timeout=timeout,
@@ -61,12 +66,14 @@ def check(
         coverage=isinstance(entry, Model),
         progress=progress,
     )
-
-
-def libraries(manifest: Manifest) -> list[Path]:
-    """The directories that modules are looked for in, besides the one of the module that is checked."""
-    parent = manifest.directory.parent
-    return list(dict.fromkeys([manifest.directory, parent, spec_directory(), spec_directory() / "models"]))
+    if not named or not (result.coverage or result.counterexample):
+        return result
+    oracle = Oracle.load(entry.name, manifest=manifest, constrained=result.holds)
+    if result.holds:
+        return replace(result, coverage=named_coverage(oracle, result.coverage))
+    if result.counterexample:
+        return replace(result, counterexample=named_counterexample(oracle, result.counterexample))
+    return result
 
 
 def judge(entry: Model | Mutant, result: CheckResult) -> Judgement:
@@ -88,14 +95,24 @@ def _of_model(model: Model, result: CheckResult) -> list[str]:
             problems.append(f"{name} is not pinned; seen {seen:,} (quiesce check --pin writes it)")
         elif pinned != seen:
             problems.append(f"{name}: expected {pinned:,}, seen {seen:,}")
-    for action, taken in result.coverage.actions.items():
-        if not taken and action not in model.untaken:
+    return problems + _vacuous(model, result.coverage)
+
+
+def _vacuous(model: Model, coverage: Mapping[str, int | None]) -> list[str]:
+    problems = []
+    for action, taken in coverage.items():
+        if taken is None and action not in model.untaken:
+            problems.append(
+                f"cannot tell whether {action} is ever taken: TLC counts it under another name, and it was "
+                f"not met in {SEARCHED_STATES:,} states; quantify over a constant set, or say why in `untaken`"
+            )
+        elif taken == 0 and action not in model.untaken:
             problems.append(f"the action {action} is never taken; mend the model, or say why in `untaken`")
         if taken and action in model.untaken:
             problems.append(f"the action {action} is taken, but `untaken` gives a reason why it is not")
     for action in model.untaken:
-        if action not in result.coverage.actions:
-            problems.append(f"`untaken` names {action}, which is no action of the model")
+        if action not in coverage:
+            problems.append(f"`untaken`: {UnknownName('action', action, coverage)}")
     return problems
 
 

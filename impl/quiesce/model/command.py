@@ -210,7 +210,7 @@ def as_data(judgement: Judgement) -> dict[str, Any]:
         "distinct": result.distinct,
         "depth": result.depth,
         "seconds": round(result.seconds, 3),
-        "coverage": result.coverage.actions,
+        "coverage": dict(result.coverage),
         "counterexample": trace
         and {
             "steps": [{"action": step.action, "state": repr(step.state)} for step in trace.steps],

@@ -77,11 +77,11 @@ class Config:
         return self.names.get("property", ())
 
     def override(self, values: Mapping[str, str]) -> Config:
-        """The same with constants set to other TLA+ texts; each must be assigned already."""
+        """The same with assigned constants set to other TLA+ texts, or to "<- Operator"."""
         for name in values:
             if name not in self.constants:
                 raise UnknownName("constant of the configuration", name, self.constants)
-        changed = {name: f"= {value}" for name, value in values.items()}
+        changed = {name: value if value.startswith("<-") else f"= {value}" for name, value in values.items()}
         return replace(self, constants={**self.constants, **changed})
 
     def only(self, checked: str | None) -> Config:

@@ -41,6 +41,9 @@ def start() -> None:
             interrupt=False,
             convertStrings=False,
         )
+        if threading.current_thread() is not threading.main_thread():
+            # Taking the machine down at exit waits for attached threads, and this one may be gone by then.
+            jpype.JClass("java.lang.Thread").detach()
 
 
 def _jpype() -> Any:

@@ -61,6 +61,12 @@ class Manifest:
     directory: Path
     path: Path
 
+    @property
+    def libraries(self) -> list[Path]:
+        """The directories that modules are looked for in."""
+        specs = spec_directory()
+        return list(dict.fromkeys([self.directory, self.directory.parent, specs, specs / "models"]))
+
     def find(self, name: str) -> Model | Mutant:
         """The model or mutant of that name."""
         known: dict[str, Model | Mutant] = {**self.mutants, **self.models}

@@ -12,7 +12,6 @@ from typing import Any
 
 from quiesce.model.actions import CLEAR, Instance, Next
 from quiesce.model.bridge import Bridge
-from quiesce.model.checking import libraries
 from quiesce.model.config import Config
 from quiesce.model.errors import Disabled, SpecError, UnknownName
 from quiesce.model.guards import FirstFalse
@@ -67,14 +66,13 @@ class Oracle:
         self.module = module
         self._constrained = constrained and bool(self._tool.hasStateOrActionConstraints())
         self._bridge = Bridge(self._classes, self._tool)
-        self._next = Next(self._classes, self._tool)
+        self._next = Next(self._classes, self._tool, self._bridge)
         self._false = FirstFalse(self._classes, self._tool, self._next, directories)
         self._invariants = list(zip(config.invariants, self._tool.getInvariants(), strict=True))
         self._root = self._tool.getSpecProcessor().getRootModule()
         self._empty = self._classes["tlc2.tool.TLCState"].Empty
         self._context = self._classes["tlc2.util.Context"].Empty
         self._successors: dict[State, tuple[Step, ...]] = {}
-        self._parameters: dict[int, Function] = {}
 
     @classmethod
     def load(
@@ -104,7 +102,9 @@ class Oracle:
         key = (module, config.text(), constrained)
         with _loading:
             if key not in _loaded:
-                _loaded[key] = cls(module, config, libraries(manifest), constrained=constrained)
+                _loaded[key] = oracle = cls(module, config, manifest.libraries, constrained=constrained)
+                if not oracle._tool.hasStateOrActionConstraints():
+                    _loaded[module, config.text(), not constrained] = oracle
             return _loaded[key]
 
     @property
@@ -176,10 +176,10 @@ class Oracle:
             matching = [
                 instance
                 for instance in instances
-                if all(self._bound(instance).get(name) == value for name, value in wanted.items())
+                if all(instance.parameters.get(name) == value for name, value in wanted.items())
             ]
             if not matching:
-                offered = ", ".join(sorted({label(action, self._bound(item)) for item in instances})[:8])
+                offered = ", ".join(sorted({label(action, item.parameters) for item in instances})[:8])
                 message = f"{asked} is no instance of the next-state relation in this state; " + (
                     f"there are {offered}" if offered else "there is none of that name"
                 )
@@ -231,25 +231,16 @@ class Oracle:
         count = found.size()
         if not count:
             return
-        parameters = self._bound(instance)
         for index in range(count):
             after = found.elementAt(index)
             if not after.allAssigned():
                 names = ", ".join(sorted(str(variable.getName()) for variable in after.getUnassigned()))
-                raise SpecError(f"{label(instance.name, parameters)} leaves unassigned: {names}")
+                raise SpecError(f"{label(instance.name, instance.parameters)} leaves unassigned: {names}")
             if self._constrained and not (
                 self._tool.isInModel(after) and self._tool.isInActions(before, after)
             ):
                 continue
-            yield Step(instance.name, parameters, self._bridge.state(after))
-
-    def _bound(self, instance: Instance) -> Function:
-        names = {}
-        for symbol in instance.symbols:
-            value = instance.context.lookup(symbol)
-            if self._bridge.is_value(value):
-                names[str(symbol.getName())] = self._bridge.value(value)
-        return Function(names)
+            yield Step(instance.name, instance.parameters, self._bridge.state(after))
 
     @contextmanager
     def _evaluating(self, what: str) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,9 +20,7 @@ _PROGRESS = re.compile(
 )
 _STATS = re.compile(r"([\d,]+) states generated, ([\d,]+) distinct states found, ([\d,]+) states left")
 _DEPTH = re.compile(r"depth of the complete state graph search is (\d+)")
-_PLACE = r"line (\d+), col (\d+) to line (\d+), col (\d+) of module (\w+)"
-_ACTION = re.compile(rf"<(\w+) {_PLACE}.*>: (\d+):(\d+)")
-_LOCATION = re.compile(rf"[ |]*{_PLACE}: (\d+)")
+_ACTION = re.compile(r"<(\S+) line \d+, .*>: (\d+):(\d+)")
 _VIOLATED = re.compile(r"(?:Invariant|[Pp]roperty) (.+?) is (?:violated|false|not true)", re.DOTALL)
 
 _VERDICTS = {
@@ -46,9 +44,6 @@ _MEMORY, _STACK = (1001, 1002), 1005
 _BOILERPLATE = ("TLC threw an unexpected exception", "Parsing or semantic analysis failed")
 _STATES = (2216, 2217, 2218, 2122)
 _NO_ERROR = frozenset({2102, 2114, 2116, 2121, 2264, *_STATES})
-
-Location = tuple[str, int, int, int, int]
-"""Module, first line, first column, last line, last column."""
 
 
 @dataclass(frozen=True)
@@ -96,21 +91,14 @@ class Counterexample:
 
 
 @dataclass(frozen=True)
-class Coverage:
-    """How often TLC took each action that it can name, and evaluated each expression."""
-
-    actions: dict[str, int] = field(default_factory=dict)
-    locations: dict[Location, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class CheckResult:
     """The outcome of one run of TLC.
 
     `verdict` is "holds"; or "invariant", "property", "deadlock", "assumption" (with a counterexample, but for
     the last); or "evaluation", "parse", "config", "memory", "timeout", "crashed" when there is no answer.
     `violated` names the invariant or property, "Deadlock", or is empty; several names joined by " or " where
-    TLC does not say which of the temporal properties it was. `seconds` is the process's wall clock.
+    TLC does not say which of the temporal properties it was. `seconds` is the process's wall clock, and
+    `coverage` how often each action was taken, None where that is not known.
     """
 
     verdict: str
@@ -119,7 +107,7 @@ class CheckResult:
     distinct: int = 0
     depth: int = 0
     seconds: float = 0.0
-    coverage: Coverage = field(default_factory=Coverage)
+    coverage: Mapping[str, int | None] = field(default_factory=dict)
     counterexample: Counterexample | None = None
     message: str = ""
     exit_status: int = 0
@@ -142,7 +130,7 @@ class Output:
         self._open: list[tuple[int, list[str]]] = []
         self._messages: list[tuple[int, str]] = []
         self._outside: list[str] = []
-        self._coverage = Coverage()
+        self._coverage: dict[str, int] = {}
 
     def feed(self, line: str) -> None:
         """Take the next line, without its newline."""
@@ -167,15 +155,11 @@ class Output:
             latest = self.latest
             self.latest = Progress(0.0, latest.generated, latest.distinct, latest.queue, int(match[1]))
         elif code == 2201:
-            self._coverage = Coverage()
+            self._coverage = {}
         elif code == 2772 and (match := _ACTION.search(text)):
-            name, taken = match[1], int(match[8])
-            self._coverage.actions[name] = self._coverage.actions.get(name, 0) + taken
-        elif code == 2221 and (match := _LOCATION.fullmatch(text)):
-            first, left, last, right = (int(match[group]) for group in range(1, 5))
-            place = (match[5], first, left, last, right)
-            self._coverage.locations[place] = self._coverage.locations.get(place, 0) + int(match[6])
-        elif code not in (2773, 2774, 2775):
+            name, taken = match[1], int(match[3])
+            self._coverage[name] = self._coverage.get(name, 0) + taken
+        elif code not in (2221, 2773, 2774, 2775):
             self._messages.append((code, text))
 
     def result(self, exit_status: int, seconds: float) -> CheckResult:
