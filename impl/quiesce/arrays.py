@@ -133,14 +133,16 @@ def tensor_parts(tensor: torch.Tensor) -> Parts:
         if raw is not None:
             tensor = tensor.view(raw)
         contiguous = tensor.is_contiguous()
-        reach = tensor.nbytes if contiguous else _reach(tensor)
+        reach = tensor.nbytes
+        if not contiguous:
+            order, stored, layout, elements = _memory_order(shape, tensor.stride())
+            reach = elements * tensor.itemsize
         if tensor.untyped_storage().nbytes() < tensor.storage_offset() * tensor.itemsize + reach:
             raise EncodeError(
                 f"{_describe(tensor)} has lost its storage, freed or shrunk; send it before that"
             )
         if not contiguous:
-            order, expanded, layout = _memory_order(shape, tensor.stride())
-            tensor = _stored_once(tensor, expanded).permute(order)
+            tensor = tensor[stored].permute(order) if stored else tensor.permute(order)
             if not tensor.is_contiguous():
                 tensor, aliases = tensor.contiguous(), False
             if layout:
@@ -161,8 +163,8 @@ def ndarray_parts(array: NDArray[Any]) -> Parts:
     shape = array.shape
     flags, layout, aliases = 0, b"", True
     if not array.flags.c_contiguous:
-        order, expanded, layout = _memory_order(shape, array.strides)
-        array = _stored_once(array, expanded).transpose(order)
+        order, stored, layout, _ = _memory_order(shape, array.strides)
+        array = array[stored].transpose(order)
         if not array.flags.c_contiguous:
             array, aliases = np.ascontiguousarray(array), False
         if layout:
@@ -189,10 +191,9 @@ def read_array(data: memoryview, inbox: Inbox) -> Any:
         raise DecodeError(f"an array claims {ndim} axes, at most {MAX_AXES} are allowed")
     shape = _SHAPES[ndim].unpack_from(data, 8)
     end = 8 + 8 * ndim
-    stored, order = shape, b""
+    stored, inverse = shape, None
     if flags & LAYOUT:
-        order = bytes(data[end : end + ndim])
-        stored = _stored_shape(shape, order)
+        stored, inverse = _stored_shape(shape, bytes(data[end : end + ndim]))
         end += ndim
     if kind == TENSOR:
         codec = _CODECS[code] if code < len(_CODECS) else None
@@ -233,16 +234,16 @@ def read_array(data: memoryview, inbox: Inbox) -> Any:
         tensor = torch.from_numpy(array)
         if raw is not None:
             tensor = tensor.view(torch_dtype)
-        if order:
-            tensor = tensor.permute(_inverse(order))
+        if inverse is not None:
+            tensor = tensor.permute(inverse)
             if tensor.shape != shape:
                 inbox.spend(math.prod(shape) * dtype.itemsize)
                 tensor = tensor.expand(shape)
         if flags & PARAMETER:
             return _Parameter(tensor, requires_grad=bool(flags & REQUIRES_GRAD))
         return tensor.requires_grad_() if flags & REQUIRES_GRAD else tensor
-    if order:
-        array = array.transpose(_inverse(order))
+    if inverse is not None:
+        array = array.transpose(inverse)
         if array.shape != shape:
             inbox.spend(math.prod(shape) * dtype.itemsize)
             array = np.broadcast_to(array, shape)
@@ -255,34 +256,32 @@ def _torch_copy(array: NDArray[Any], dtype: torch.dtype) -> NDArray[Any]:
     return copy
 
 
-def _reach(tensor: torch.Tensor) -> int:
-    """Bytes from the first to the last element of a tensor that has elements."""
-    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.itemsize
+@lru_cache(maxsize=1024)
+def _memory_order(
+    shape: tuple[int, ...], strides: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[slice, ...], bytes, int]:
+    """How to bring an array that has elements into the order of its memory, each element once.
 
-
-def _memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[bool], bytes]:
-    """The axes from outermost to innermost in memory, which of them are expanded, and both as bytes."""
+    Axes from outermost to innermost; slices that leave one element of expanded axes, () if none is; both as
+    a layout, b"" if nothing changes; how many elements it reaches over, if the strides are in elements.
+    """
     expanded = [n > 1 and stride == 0 for n, stride in zip(shape, strides, strict=True)]
-    order = sorted(range(len(shape)), key=lambda axis: (not expanded[axis], -abs(strides[axis])))
-    if order == sorted(order) and not any(expanded):
-        return order, expanded, b""
-    return order, expanded, bytes(axis | expanded[axis] << 7 for axis in order)
+    order = tuple(sorted(range(len(shape)), key=lambda axis: (not expanded[axis], -abs(strides[axis]))))
+    stored = tuple(slice(0, 1) if e else slice(None) for e in expanded) if any(expanded) else ()
+    layout = b""
+    if stored or order != tuple(range(len(shape))):
+        layout = bytes(axis | expanded[axis] << 7 for axis in order)
+    return order, stored, layout, 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
 
 
-def _stored_once(array: Any, expanded: Sequence[bool]) -> Any:
-    return array[tuple(slice(0, 1) if e else slice(None) for e in expanded)] if any(expanded) else array
-
-
-def _stored_shape(shape: tuple[int, ...], order: bytes) -> tuple[int, ...]:
-    if sorted(axis & 0x7F for axis in order) != list(range(len(shape))):
-        raise DecodeError(f"the memory order {list(order)} of {len(shape)} axes is no permutation")
-    return tuple(1 if axis & 0x80 else shape[axis & 0x7F] for axis in order)
-
-
-def _inverse(order: bytes) -> list[int]:
-    axes = [axis & 0x7F for axis in order]
-    return sorted(range(len(axes)), key=axes.__getitem__)
+@lru_cache(maxsize=1024)
+def _stored_shape(shape: tuple[int, ...], layout: bytes) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape in memory, and the permutation that brings it back."""
+    axes = [axis & 0x7F for axis in layout]
+    if sorted(axes) != list(range(len(shape))):
+        raise DecodeError(f"the memory order {list(layout)} of {len(shape)} axes is no permutation")
+    stored = tuple(1 if axis & 0x80 else shape[axis & 0x7F] for axis in layout)
+    return stored, tuple(sorted(range(len(axes)), key=axes.__getitem__))
 
 
 def _tangent(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -76,26 +77,36 @@ class TestFraming:
             assert not is_abort(frames)
 
     def test_every_cut_and_every_glue_is_refused(self) -> None:
-        """All pieces of a message with all pieces of another; parts and payloads have the same size."""
-        first = received(FRAMED.encode(tensors(5, 5)))
-        size = first[0].nbytes
-        first = received(FRAMED.encode(tensors(size, size, size)))
-        second = received(FRAMED.encode(tensors(size, size)))
-        third = received(FRAMED.encode(b"x"))
-        pieces = [m[i:j] for m in (first, second, third) for i in range(len(m)) for j in range(i, len(m) + 1)]
-        for left in pieces:
-            for right in pieces:
-                frames = left + right
-                if any(frames == whole for whole in (first, second, third)):
-                    continue
-                with pytest.raises(DecodeError):
-                    check_frames(frames)
-                with pytest.raises(DecodeError):
-                    DECODER.decode(frames)
-                assert not is_abort(frames)
-                if frames:
-                    # The sender closes what it could not finish.
-                    assert is_abort([*frames, ABORT]) == (frames[0][:4] == first[0][:4])
+        """All pieces of a message with all pieces of another; parts and payloads have the same size.
+
+        Not noticed, and expected not to be: a part in the place of another of the same size. libzmq does not
+        reorder, so this takes a message that lost its end in front of one that lost its beginning.
+        """
+        size = len(FRAMED.encode(tensors(5, 5))[0])
+        messages = [
+            received(FRAMED.encode([torch.full((size,), n, dtype=torch.uint8)] * n)) for n in (3, 2, 1, 0)
+        ]
+        pieces = [m[i:j] for m in messages for i in range(len(m)) for j in range(i, len(m) + 1)]
+        payloads = [m[0] for m in messages]
+        counts = {"refused": 0, "replaced": 0}
+        for left, right in itertools.product(pieces, pieces):
+            frames = left + right
+            assert not is_abort(frames)
+            if frames in messages:
+                continue
+            # The sender closes what it could not finish.
+            assert is_abort([*frames, ABORT]) == (not frames or frames[0] in payloads)
+            heads = [frame in payloads for frame in frames]
+            if heads[:1] == [True] and not any(heads[1:]) and len(heads) == frame_count(frames[0]):
+                check_frames(frames)
+                counts["replaced"] += 1
+                continue
+            with pytest.raises(DecodeError):
+                check_frames(frames)
+            with pytest.raises(DecodeError):
+                DECODER.decode(frames)
+            counts["refused"] += 1
+        assert counts["refused"] > 10 * counts["replaced"] > 0
 
     def test_a_tensor_that_looks_like_a_payload_passes(self) -> None:
         payload = FRAMED.encode("x")[0]
