@@ -1,0 +1,4 @@
+------------------------- MODULE MCBroadcastRingLive -------------------------
+(* The ring's progress: smaller models, since liveness costs more. *)
+EXTENDS BroadcastRing
+=============================================================================
