@@ -119,7 +119,7 @@ class Encoder:
         """Write the payload over `payload`, resized to fit, and return the other frames in order.
 
         The message is [payload, *views of the parts]. Raises EncodeError, after which `payload` is empty, and
-        NotQuiescent if `payload` has to grow while somebody holds a view of it.
+        NotQuiescent if `payload` has to grow while somebody holds a view of it, who then sees torn bytes.
         """
         outbox = self._outbox
         # Saved and put back: a finalizer may run in the middle of this call and encode something itself.
@@ -134,16 +134,10 @@ class Encoder:
                     flags = _LOOKALIKE
             _HEADER.pack_into(payload, 0, _MAGIC, VERSION, flags, 0, len(parts) + 1)
         except BufferError as error:
-            raise NotQuiescent(
-                "the payload is still lent: a view of it is held; encode into another one"
-            ) from error
+            raise NotQuiescent("the payload is lent: a view of it is held; encode into another") from error
         except BaseException as error:
             _discard(payload)
-            if (
-                isinstance(error, EncodeError)
-                or not isinstance(error, Exception)
-                or isinstance(error, MemoryError)
-            ):
+            if isinstance(error, (EncodeError, MemoryError)) or not isinstance(error, Exception):
                 raise
             raise EncodeError(f"cannot encode a {type(obj).__qualname__}: {error}") from error
         finally:
@@ -194,6 +188,8 @@ class Decoder(Generic[T]):
     @overload
     def __init__(self: Decoder[Any], type: Any, copy: bool = ..., limit_bytes: int = ...) -> None: ...
     def __init__(self, type: Any = Any, copy: bool = False, limit_bytes: int = DEFAULT_LIMIT) -> None:
+        if isinstance(limit_bytes, bool) or not isinstance(limit_bytes, int) or limit_bytes < 0:
+            raise ValueError(f"limit_bytes is {limit_bytes!r}; give a whole number of bytes, 0 or more")
         self.type = type
         self.copy = copy
         self.limit_bytes = limit_bytes
@@ -267,6 +263,8 @@ def _read_header(payload: memoryview) -> tuple[int, int]:
 def _check(views: Sequence[memoryview]) -> None:
     if not views:
         raise DecodeError("a message has at least one frame, got none")
+    if not views[-1].nbytes:
+        raise DecodeError("the last frame is empty: the sender gave this message up")
     count, flags = _read_header(views[0])
     if count != len(views):
         raise DecodeError(
@@ -275,7 +273,7 @@ def _check(views: Sequence[memoryview]) -> None:
     for index in range(1, count):
         view = views[index]
         if not view.nbytes:
-            raise DecodeError(f"frame {index} is empty: the sender gave the message up")
+            raise DecodeError(f"frame {index} is empty, which no frame of a message is")
         if view[0] == 0xC1 and not flags and view[:4] == _MAGIC:
             raise DecodeError(
                 f"frame {index} is the payload of another message: two messages were glued together"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gc
 import itertools
 import threading
@@ -138,6 +139,11 @@ class TestFraming:
         payload[offset] = value
         with pytest.raises(DecodeError):
             check_frames([payload])
+
+    @pytest.mark.parametrize("limit", [-1, 1.5, None, True])
+    def test_bad_limits(self, limit: Any) -> None:
+        with pytest.raises(ValueError, match="limit_bytes"):
+            Decoder(limit_bytes=limit)
 
     def test_frames_that_are_no_buffers(self) -> None:
         payload = FRAMED.encode("x")[0]
@@ -321,8 +327,15 @@ class TestThreads:
             assert not thread.is_alive()
         assert not failures
 
-    def test_encoding_while_encoding(self) -> None:
-        """A finalizer, or an attribute, may use the same encoder in the middle of a call."""
+    def test_a_call_inside_a_call(self) -> None:
+        """A finalizer, a time zone or a `__post_init__` may use the same encoder and decoder in mid-call."""
+
+        class Zone(datetime.tzinfo):
+            def utcoffset(self, _: datetime.datetime | None) -> datetime.timedelta:
+                assert same(tensors(5, 6), DECODER.decode(received(FRAMED.encode(tensors(5, 6)))))
+                with pytest.raises(EncodeError):
+                    FRAMED.encode([*tensors(7), object()])
+                return datetime.timedelta(0)
 
         class Nested(msgspec.Struct):
             inner: Any
@@ -330,12 +343,13 @@ class TestThreads:
             def __post_init__(self) -> None:
                 self.inner = [self.inner, DECODER.decode(received(FRAMED.encode(tensors(2, 2))))]
 
-        typed = Decoder(list[Nested])
-        inner: Decoder[Any] = typed
-        frames = received(FRAMED.encode([{"inner": t} for t in tensors(3, 4)]))
-        first, second = inner.decode(frames)
-        assert same([tensors(3)[0], tensors(2, 2)], first.inner)
-        assert same([tensors(4)[0], tensors(2, 2)], second.inner)
+        now = datetime.datetime(2020, 1, 1, tzinfo=Zone())
+        first, _, second = DECODER.decode(received(FRAMED.encode([*tensors(3), now, *tensors(4)])))
+        assert same(tensors(3, 4), [first, second])
+        decoder: Decoder[list[Nested]] = Decoder(list[Nested])
+        nested = decoder.decode(received(FRAMED.encode([{"inner": t} for t in tensors(3, 4)])))
+        for size, found in zip((3, 4), nested, strict=True):
+            assert same([*tensors(size), tensors(2, 2)], found.inner)
 
 
 @pytest.fixture
