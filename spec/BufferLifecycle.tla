@@ -89,20 +89,20 @@ EndWrite(b, v) ==
     /\ UNCHANGED <<hands, loans>>
 
 \* R2, R3: lend what lies there to some readers (none: only let go); keep it in hand to lend more, or let go.
-Lend(b, rs, letGo) ==
+Lend(b) ==
     /\ phase[b] = "Held"
-    /\ content[b] # Torn \/ rs = {}
-    /\ rs # {} \/ letGo
-    /\ loans' = loans \union {[buffer |-> b, reader |-> r, version |-> content[b]] : r \in rs}
-    /\ phase' = [phase EXCEPT ![b] = IF letGo THEN "Lent" ELSE "Held"]
-    /\ hands' = [hands EXCEPT ![b] = IF letGo THEN {} ELSE @]
+    /\ \E rs \in SUBSET Readers, letGo \in BOOLEAN :
+        /\ content[b] # Torn \/ rs = {}
+        /\ rs # {} \/ letGo
+        /\ loans' = loans \union {[buffer |-> b, reader |-> r, version |-> content[b]] : r \in rs}
+        /\ phase' = [phase EXCEPT ![b] = IF letGo THEN "Lent" ELSE "Held"]
+        /\ hands' = [hands EXCEPT ![b] = IF letGo THEN {} ELSE @]
     /\ UNCHANGED content
 
 \* Readers end loans when they please, several at once if they go together.
-EndLoans(ended) ==
-    /\ ended # {}
-    /\ \A e \in ended : \E l \in loans : l.buffer = e[1] /\ l.reader = e[2]
-    /\ loans' = {l \in loans : <<l.buffer, l.reader>> \notin ended}
+EndLoans ==
+    /\ loans' \in SUBSET loans
+    /\ loans' # loans
     /\ UNCHANGED <<phase, hands, content>>
 
 \* R4, R5: a quiescent buffer is reusable, or dropped if enough are free.
@@ -110,7 +110,7 @@ Recycle(b) ==
     /\ phase[b] \in {"Held", "Lent"}
     /\ Quiescent(b)
     /\ Fault # "never_recycled"
-    /\ \/ /\ Cardinality(FreeBuffers) < FreeLimit \/ Fault = "free_list_unbounded"
+    /\ \/ /\ Cardinality(FreeBuffers) < FreeLimit \/ Fault = "free_list_grows"
           /\ phase' = [phase EXCEPT ![b] = "Free"]
        \/ phase' = [phase EXCEPT ![b] = "Absent"]
     /\ hands' = [hands EXCEPT ![b] = {}]
@@ -127,8 +127,8 @@ Next ==
     \/ \E b \in Buffers, h \in Holders : Take(b, h)
     \/ \E b \in Buffers : BeginWrite(b)
     \/ \E b \in Buffers, v \in Versions : EndWrite(b, v)
-    \/ \E b \in Buffers, rs \in SUBSET Readers, letGo \in BOOLEAN : Lend(b, rs, letGo)
-    \/ \E ended \in SUBSET (Buffers \X Readers) : EndLoans(ended)
+    \/ \E b \in Buffers : Lend(b)
+    \/ EndLoans
     \/ \E b \in Buffers : Recycle(b)
     \/ \E bs \in SUBSET Buffers : Discard(bs)
 
@@ -136,7 +136,8 @@ Safety == Init /\ [][Next]_vars
 
 \* Readers end their loans, and the owner looks again at what it lent.
 Fairness ==
-    /\ \A b \in Buffers, r \in Readers : Fault # "reader_keeps" => WF_vars(EndLoans({<<b, r>>}))
+    /\ \A b \in Buffers, r \in Readers : Fault # "reader_keeps" => 
+            WF_vars(EndLoans /\ \E l \in loans \ loans' : l.buffer = b /\ l.reader = r)
     /\ \A b \in Buffers : WF_vars(phase[b] = "Lent" /\ Recycle(b))
 
 Spec == Safety /\ Fairness

@@ -1,0 +1,182 @@
+"""The law in code: a buffer may be overwritten only once nobody who was promised its old bytes can read them.
+
+`BufferPool` takes buffers round the way of `spec/BufferLifecycle.tla`: taken, held, lent, and reusable when every
+tracker of the loan is done. `Loan` is what a caller gets who lent its own memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from quiesce.errors import NotQuiescent, QuiesceTimeout
+from quiesce.events import action
+
+B = TypeVar("B")
+
+FREE_LIMIT = 1024
+"""Buffers that a free list keeps."""
+FREE_BYTES = 256 << 20
+"""Bytes that the buffers of a free list may hold together."""
+_SHORTEST_NAP, _LONGEST_NAP = 50e-6, 10e-3  # seconds between two looks at trackers
+_LOOKS = 8  # pending buffers looked at in passing: enough to keep up, and flat in the number pending
+
+
+class Tracker(Protocol):
+    """Tells when one reader let go; `zmq.MessageTracker` and an event on a stream are trackers."""
+
+    @property
+    def done(self) -> bool: ...
+
+
+class Loan:
+    """Memory of the caller that was lent: it may be written again once `done`.
+
+    `what` names the loan in errors; `touch`, if given, is what makes trackers of a dead peer fire.
+    """
+
+    def __init__(
+        self, what: str, trackers: Iterable[Tracker], touch: Callable[[], object] | None = None
+    ) -> None:
+        self.what = what
+        self._trackers = [tracker for tracker in trackers if not tracker.done]
+        self._touch = touch
+
+    @property
+    def done(self) -> bool:
+        """Whether nobody reads the lent memory any more."""
+        self._trackers = [tracker for tracker in self._trackers if not tracker.done]
+        return not self._trackers
+
+    def wait(self, timeout: float) -> None:
+        """Return when the memory may be written; QuiesceTimeout after `timeout` seconds."""
+        if not _wait(lambda: self.done, timeout, self._touch):
+            raise QuiesceTimeout(
+                f"{self.what} is still being read after {timeout} s by {len(self._trackers)} frame(s) in flight; "
+                "do not write it yet: wait longer, or close the sender"
+            )
+
+    def __repr__(self) -> str:
+        return f"<Loan of {self.what}: {'done' if self.done else 'in flight'}>"
+
+
+class BufferPool(Generic[B]):
+    """Buffers that are written again and again, each only when its last loan is over.
+
+    `new()` makes one; the free list keeps at most `free_limit` buffers and `free_bytes` bytes, where `size(buffer)` is
+    in bytes. Not thread-safe: whoever shares a pool locks it.
+    """
+
+    def __init__(
+        self,
+        new: Callable[[], B],
+        free_limit: int = FREE_LIMIT,
+        free_bytes: int = FREE_BYTES,
+        size: Callable[[B], int] = lambda buffer: 0,
+    ) -> None:
+        if free_limit < 0 or free_bytes < 0:
+            raise ValueError(f"free_limit is {free_limit}, free_bytes {free_bytes}; neither can be negative")
+        self._new = new
+        self._size = size
+        self.free_limit = free_limit
+        self.free_bytes = free_bytes
+        self._free: list[B] = []
+        self._bytes = 0
+        self._pending: deque[tuple[B, Sequence[Tracker]]] = deque()
+
+    @property
+    def free(self) -> int:
+        """Buffers on the free list."""
+        return len(self._free)
+
+    @property
+    def pending(self) -> int:
+        """Buffers lent and not yet reusable."""
+        return len(self._pending)
+
+    @action("Take", lambda pool, buffer: {"buffer": id(buffer)})
+    def take(self) -> B:
+        """A buffer that nobody reads: from the free list, else new."""
+        if not self._free:
+            return self._new()
+        buffer = self._free.pop()
+        self._bytes -= self._size(buffer)
+        return buffer
+
+    def give_back(self, buffer: B) -> None:
+        """Return a buffer that was taken and never lent."""
+        if self._has_room(buffer):
+            self._keep(buffer)
+
+    @action("Remember", lambda pool, result, buffer, trackers: {"buffer": id(buffer)})
+    def lend(self, buffer: B, trackers: Iterable[Tracker]) -> None:
+        """Let go of a buffer until all trackers are done."""
+        self._pending.append((buffer, [tracker for tracker in trackers if not tracker.done]))
+
+    def settle(self, looks: int = _LOOKS) -> int:
+        """Recycle what is settled among the `looks` buffers longest not looked at; return how many were."""
+        settled = 0
+        for _ in range(min(looks, len(self._pending))):
+            buffer, trackers = self._pending.popleft()
+            if self._settled(trackers):
+                recycle = self._recycle if self._has_room(buffer) else self._drop_surplus
+                recycle(buffer)
+                settled += 1
+            else:
+                self._pending.append((buffer, trackers))
+        return settled
+
+    def _settled(self, trackers: Sequence[Tracker]) -> bool:
+        return all(tracker.done for tracker in trackers)
+
+    def _has_room(self, buffer: B) -> bool:
+        return len(self._free) < self.free_limit and self._bytes + self._size(buffer) <= self.free_bytes
+
+    def _keep(self, buffer: B) -> None:
+        self._free.append(buffer)
+        self._bytes += self._size(buffer)
+
+    @action("Recycle", lambda pool, result, buffer: {"buffer": id(buffer)})
+    def _recycle(self, buffer: B) -> None:
+        self._keep(buffer)
+
+    @action("DropSurplus", lambda pool, result, buffer: {"buffer": id(buffer)})
+    def _drop_surplus(self, buffer: B) -> None:
+        """Let the buffer go; its memory is freed with the last reference."""
+
+    def close(self, timeout: float, touch: Callable[[], object] | None = None) -> None:
+        """Drop every buffer; NotQuiescent if some are still read after `timeout` seconds.
+
+        Buffers that are still read stay with whoever reads them, and are freed after that.
+        """
+        self.free_limit = 0
+        self._free.clear()
+        self._bytes = 0
+
+        def settled() -> bool:
+            self.settle(len(self._pending))
+            return not self._pending
+
+        if not _wait(settled, timeout, touch):
+            count = len(self._pending)
+            self._pending.clear()
+            raise NotQuiescent(
+                f"{count} buffer(s) were still being read {timeout} s after closing; a receiver in this process "
+                "holds their frames"
+            )
+
+
+def _wait(done: Callable[[], bool], timeout: float, touch: Callable[[], object] | None) -> bool:
+    deadline = time.monotonic() + timeout
+    nap = _SHORTEST_NAP
+    while not done():
+        if touch is not None:
+            touch()
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return done()
+        time.sleep(min(left, nap))
+        nap = min(2 * nap, _LONGEST_NAP)
+    return True

@@ -1,0 +1,143 @@
+"""Receiving what a `PayloadSender` sent: sync and asyncio, a message whole or not at all."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import zmq
+import zmq.asyncio
+
+from quiesce.codec import Decoder, is_abort
+from quiesce.errors import Closed, QuiesceTimeout
+from quiesce.payload_reuse import TIMEOUT
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Received(Generic[T]):
+    """A message as it arrived.
+
+    `prefix` are the frames in front of it, such as a routing id. `aliases_sender` says that tensors of `value` are the
+    sender's own memory (inproc): a write on either side shows on the other, and the sender waits until they are gone.
+    """
+
+    value: T
+    prefix: tuple[bytes, ...]
+    aliases_sender: bool
+
+
+class _Receiver(Generic[T]):
+    def __init__(
+        self, socket: zmq.Socket[Any], decoder: Decoder[T] | None, prefix: int, plain: zmq.Socket[bytes]
+    ) -> None:
+        if prefix < 0:
+            raise ValueError(f"prefix is {prefix}; it is the number of frames in front of a message")
+        self._socket = socket
+        self._plain = plain
+        self._decoder: Decoder[Any] = decoder or Decoder()
+        self._prefix = prefix
+        self.aborted = 0
+        """Messages that their sender gave up halfway, and that were passed over."""
+
+    def _take(self) -> Received[T] | None:
+        """The next message if there is one: taken as a whole or not at all, whatever interrupts it."""
+        while True:
+            frames: list[zmq.Frame] = []
+            try:
+                more = True
+                while more:
+                    frames.append(self._plain.recv(zmq.NOBLOCK, copy=False))
+                    more = frames[-1].more
+            except zmq.Again:
+                return None
+            except zmq.ZMQError as error:
+                if error.errno in (zmq.ETERM, zmq.ENOTSOCK):
+                    raise Closed("nothing was received: the socket or its context was closed") from None
+                raise
+            except BaseException:
+                while self._plain.get(zmq.RCVMORE):
+                    self._plain.recv(zmq.NOBLOCK)
+                raise
+            prefix, body = frames[: self._prefix], frames[self._prefix :]
+            if is_abort(body):
+                self.aborted += 1
+                continue
+            value, shared = self._decoder.decode_with_report(body)
+            return Received(value, tuple(f.bytes for f in prefix), bool(shared) and _is_inproc(body[0]))
+
+    def close(self) -> None:
+        """Close the socket. Messages already received stay valid."""
+        self._socket.close(linger=0)
+
+
+class PayloadReceiver(_Receiver[T]):
+    """Receives what a `PayloadSender` sent, on a ZMQ socket of any type; for one thread at a time.
+
+    `decoder` says which type to build and whether tensors may share memory with the frames; `prefix` is how many frames
+    stand in front of each message (1 on a ROUTER socket, whose first frame is the routing id).
+    """
+
+    def __init__(
+        self, socket: zmq.Socket[bytes], decoder: Decoder[T] | None = None, *, prefix: int = 0
+    ) -> None:
+        if isinstance(socket, zmq.asyncio.Socket):
+            raise TypeError("this socket is for asyncio; use AsyncPayloadReceiver")
+        super().__init__(socket, decoder, prefix, socket)
+
+    def receive(self, timeout: float = TIMEOUT) -> Received[T]:
+        """The next message. QuiesceTimeout if none came within `timeout` seconds.
+
+        Raises DecodeError for a message that is not one of this library's, or is inconsistent; it is gone then, and the
+        next call returns the next message. Raises Closed.
+        """
+        deadline = time.monotonic() + timeout
+        while (received := self._take()) is None:
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._socket.poll(max(1, int(left * 1000))):
+                raise QuiesceTimeout(f"no message came within {timeout} s; call again to go on waiting")
+        return received
+
+    def __enter__(self) -> PayloadReceiver[T]:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class AsyncPayloadReceiver(_Receiver[T]):
+    """`PayloadReceiver` for a `zmq.asyncio.Socket`. A cancelled `receive` has taken nothing."""
+
+    def __init__(
+        self, socket: zmq.asyncio.Socket, decoder: Decoder[T] | None = None, *, prefix: int = 0
+    ) -> None:
+        if not isinstance(socket, zmq.asyncio.Socket):
+            raise TypeError("this socket is not for asyncio; use PayloadReceiver")
+        super().__init__(socket, decoder, prefix, zmq.Socket.shadow(socket))
+        self._events = socket
+
+    async def receive(self, timeout: float = TIMEOUT) -> Received[T]:
+        """The next message; raises as `PayloadReceiver.receive` does."""
+        deadline = time.monotonic() + timeout
+        while (received := self._take()) is None:
+            left = deadline - time.monotonic()
+            if left <= 0 or not await self._events.poll(max(1, int(left * 1000))):
+                raise QuiesceTimeout(f"no message came within {timeout} s; call again to go on waiting")
+        return received
+
+    async def __aenter__(self) -> AsyncPayloadReceiver[T]:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _is_inproc(frame: zmq.Frame) -> bool:
+    # Over ipc and tcp the handshake left its properties on every frame; inproc has no handshake.
+    try:
+        frame.get("Socket-Type")
+    except zmq.ZMQError:
+        return True
+    return False

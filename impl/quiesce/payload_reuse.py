@@ -1,0 +1,335 @@
+"""Messages over ZMQ from payload buffers that are encoded into again and again: `spec/PayloadReuse.tla` in code.
+
+Methods marked as actions stand in the order of the specification, and the comments cite its rules P1 to P8.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import NamedTuple
+
+import zmq
+import zmq.asyncio
+
+from quiesce.codec import ABORT, Buffer, Encoder
+from quiesce.errors import Closed, NotQuiescent, PeerDied, QuiesceTimeout, WrongProcess
+from quiesce.events import action
+from quiesce.lifecycle import FREE_LIMIT, BufferPool, Loan, Tracker
+
+COPY_THRESHOLD = 65_536
+"""Bytes from which a frame is sent without copying; below, libzmq's copy is cheaper than a tracker."""
+TIMEOUT = 10.0
+"""Seconds that sending and receiving wait unless told otherwise."""
+_ALIGNMENT = 64  # bytes between the starts of tensors copied into a buffer
+
+
+class PayloadBuffer:
+    """What is encoded into: the payload, and a body for copies of large tensors, which only grows."""
+
+    def __init__(self) -> None:
+        self.payload = bytearray()
+        self.body = bytearray()
+        self._views: list[memoryview] = []
+
+    def __len__(self) -> int:
+        return len(self.payload) + len(self.body)
+
+    def view(self, memory: bytearray, start: int, stop: int) -> memoryview:
+        """A view of part of the buffer, which cannot be resized until `reclaim`."""
+        view = memoryview(memory)[start:stop]
+        self._views.append(view)
+        return view
+
+    def reclaim(self) -> None:
+        """Release the views; explicitly, because pyzmq drops its references a moment after the tracker fired."""
+        for view in self._views:
+            view.release()
+        self._views.clear()
+
+
+class _Frame(NamedTuple):
+    view: Buffer
+    owner: (
+        str  # "buffer": reused memory; "caller": lent by the caller; "frame": kept alive by the frame alone
+    )
+
+
+@dataclass
+class _Message:
+    """A message on its way out: what to send, and the tracker of each part sent so far."""
+
+    number: int
+    buffer: PayloadBuffer
+    frames: list[_Frame] = field(default_factory=list)
+    trackers: list[Tracker] = field(default_factory=list)
+    begun: bool = False
+
+    def over(self, owner: str) -> list[Tracker]:
+        return [
+            tracker
+            for tracker, frame in zip(self.trackers, self.frames, strict=False)
+            if frame.owner == owner
+        ]
+
+
+def _number(sender: PayloadSender, result: object, message: _Message, *rest: object) -> dict[str, object]:
+    return {"message": message.number, "buffer": id(message.buffer)}
+
+
+class PayloadSender:
+    """Sends structures with tensors over a ZMQ socket of any type, from buffers it reuses.
+
+    The sender takes the socket over: nobody else may use it, and `close` closes it. Calls from several threads are
+    taken one after the other. `send` copies the caller's tensors before it returns; `lend` does not, and returns a
+    `Loan` that says when they may be written again. `encoder` decides what travels as a frame of its own, and
+    `free_limit` is how many reusable buffers are kept.
+    """
+
+    def __init__(
+        self, socket: zmq.Socket[bytes], *, encoder: Encoder | None = None, free_limit: int = FREE_LIMIT
+    ) -> None:
+        if isinstance(socket, zmq.asyncio.Socket):
+            raise TypeError("a sender needs a plain zmq.Socket; give it zmq.Socket.shadow(socket)")
+        self._socket = socket
+        self._encoder = encoder or Encoder()
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._closed = False
+        self._number = 0
+        self._loans: deque[Loan] = deque()
+        self.pool = BufferPool(PayloadBuffer, free_limit, size=len)
+
+    def send(self, obj: object, *, timeout: float = TIMEOUT, prefix: Sequence[bytes] = ()) -> None:
+        """Send `obj`; when this returns, the caller may write its tensors.
+
+        `prefix` are frames to send in front, such as the routing id that a ROUTER socket needs. Waits at most `timeout`
+        seconds for room. Raises EncodeError and QuiesceTimeout, after which nothing was sent; PeerDied, after which
+        the message does not arrive; Closed; WrongProcess after a fork. The stream is in step after every error.
+        """
+        self._transmit(obj, False, timeout, prefix)
+
+    def lend(self, obj: object, *, timeout: float = TIMEOUT, prefix: Sequence[bytes] = ()) -> Loan:
+        """Send `obj` without copying its large tensors; they must not be written until the loan returned is done.
+
+        Over inproc that is when the receiver dropped what it received. Tensors below `COPY_THRESHOLD` bytes, and those
+        that have to be copied because they are not contiguous, are not lent. Raises as `send` does.
+        """
+        message = self._transmit(obj, True, timeout, prefix)
+        loan = Loan(f"message {message.number}", message.over("caller"), self.touch)
+        with self._lock:
+            while self._loans and self._loans[0].done:
+                self._loans.popleft()
+            if not loan.done:
+                self._loans.append(loan)
+        return loan
+
+    def _transmit(self, obj: object, lend: bool, timeout: float, prefix: Sequence[bytes]) -> _Message:
+        heading = [_Frame(memoryview(frame).cast("B"), "frame") for frame in prefix]
+        with self._lock:
+            self._check()
+            self.pool.settle()
+            self._number += 1
+            message = _Message(self._number, self.pool.take())
+            try:
+                self._encode(message, obj, lend)
+                message.frames[:0] = heading
+                self._send_parts(message, timeout)
+            except BaseException as error:
+                # A traceback keeps the frames it passed alive, and with them what we want to see settled.
+                traceback.clear_frames(error.__traceback__)
+                if not message.begun:
+                    message.buffer.reclaim()
+                    self.pool.give_back(message.buffer)
+                elif not isinstance(error, PeerDied):
+                    self._abort(message)
+                raise
+            finally:
+                if message.begun:
+                    self.pool.lend(message.buffer, self._asked(message))
+        return message
+
+    @action("Encode", _number)
+    def _encode(self, message: _Message, obj: object, lend: bool) -> None:
+        buffer = message.buffer
+        buffer.reclaim()
+        parts = self._encoder.encode_into(obj, buffer.payload)
+        message.frames.append(_Frame(buffer.view(buffer.payload, 0, len(buffer.payload)), "buffer"))
+        copied = [] if lend else [p for p in parts if p.aliases and p.view.nbytes >= COPY_THRESHOLD]
+        room = sum(_aligned(part.view.nbytes) for part in copied)
+        if len(buffer.body) < room:
+            buffer.body = bytearray(room)
+        start = 0
+        for part in parts:
+            if part.view.nbytes < COPY_THRESHOLD or not part.aliases:
+                message.frames.append(_Frame(part.view, "frame"))
+            elif lend:
+                message.frames.append(_Frame(part.view, "caller"))
+            else:
+                view = buffer.view(buffer.body, start, start + part.view.nbytes)
+                view[:] = part.view
+                message.frames.append(_Frame(view, "buffer"))
+                start += _aligned(part.view.nbytes)
+
+    def _send_parts(self, message: _Message, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while not self._send_part(message):
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._socket.poll(max(1, int(left * 1000)), zmq.POLLOUT):
+                self._send_times_out(message, timeout)
+        while len(message.trackers) < len(message.frames):
+            if not self._send_part(message):
+                self._part_refused(message)
+
+    @action(
+        "SendPart", lambda sender, sent, message: {"message": message.number, "part": len(message.trackers)}
+    )
+    def _send_part(self, message: _Message) -> bool:
+        """P3: send the next part; False if it was refused, which only the first is for want of room."""
+        frame = message.frames[len(message.trackers)]
+        first = not message.trackers
+        flags = zmq.NOBLOCK | (zmq.SNDMORE if len(message.trackers) + 1 < len(message.frames) else 0)
+        data: Buffer = frame.view
+        copy = memoryview(data).nbytes < COPY_THRESHOLD
+        tracker: Tracker = _DONE
+        message.begun = True
+        try:
+            if not copy:
+                data = zmq.Frame(data, track=frame.owner != "frame", copy=False)
+                tracker = data.tracker or _DONE
+            self._socket.send(data, flags, copy=copy)
+        except zmq.Again:
+            message.begun = not first
+            return False
+        except zmq.ZMQError as error:
+            message.begun = not first
+            raise _translated(error, message.number) from None
+        finally:
+            # An exception's traceback must not keep the frame, or its tracker would not fire.
+            del data
+            if message.begun:
+                message.trackers.append(tracker)
+        return True
+
+    @action("SendTimesOut", _number)
+    def _send_times_out(self, message: _Message, timeout: float) -> None:
+        """P2: nothing was sent."""
+        raise QuiesceTimeout(
+            f"message {message.number} was not sent: no peer took it within {timeout} s (none connected, or all at "
+            "their high-water mark); nothing was lost, send it again"
+        )
+
+    @action("PartRefused", _number)
+    def _part_refused(self, message: _Message) -> None:
+        """P3: libzmq dropped what was begun, and counts a further part as the start of a message: send none."""
+        raise PeerDied(
+            f"message {message.number} was not delivered: the peer went away after {len(message.trackers) - 1} of "
+            f"{len(message.frames)} frames; later messages are not affected"
+        )
+
+    @action("Abort", _number)
+    def _abort(self, message: _Message) -> None:
+        """P3: end a message that an exception cut off, so that it is not glued to the next one."""
+        try:
+            self._socket.send(ABORT, zmq.NOBLOCK)
+        except zmq.ZMQError:
+            # Refused because the pipe is gone, and the cut message with it; or nothing had been sent.
+            return
+
+    def _asked(self, message: _Message) -> list[Tracker]:
+        """P4: the trackers of every frame over the reused memory that was sent."""
+        return message.over("buffer")
+
+    def settle(self) -> int:
+        """P5: recycle every buffer that nobody reads any more, and return how many were."""
+        with self._lock:
+            self._check()
+            self.touch()
+            return self.pool.settle(self.pool.pending)
+
+    @action("Touch")
+    def touch(self) -> None:
+        """P5: let the socket notice that a peer died, without which trackers of frames for it never fire."""
+        with self._lock:
+            if not self._closed:
+                self._socket.get(zmq.EVENTS)
+
+    @action("Close")
+    def _close(self, timeout: float) -> None:
+        """P8: close so that every tracker fires, after `timeout` seconds at the latest."""
+        self._closed = True
+        self._socket.close(linger=int(timeout * 1000))
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Close the socket, giving what is queued `timeout` seconds to be sent, and wait until nothing is read.
+
+        Raises NotQuiescent if memory is still read then, which only a receiver in this process (inproc) can cause.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._check()
+            self._close(timeout)
+            # A moment longer than the linger period, in which libzmq lets go of what it could not send.
+            deadline = time.monotonic() + timeout + 1.0
+            held = []
+            try:
+                self.pool.close(timeout + 1.0)
+            except NotQuiescent as error:
+                held.append(str(error))
+            for loan in self._loans:
+                try:
+                    loan.wait(max(0.0, deadline - time.monotonic()))
+                except QuiesceTimeout as error:
+                    held.append(str(error))
+            self._loans.clear()
+            if held:
+                raise NotQuiescent("; ".join(held))
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise WrongProcess(
+                f"this sender was made in process {self._pid}; make one with a socket of its own after the fork"
+            )
+        if self._closed:
+            raise Closed("this sender was closed")
+
+    def __enter__(self) -> PayloadSender:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except NotQuiescent:
+            if error is None:
+                raise
+
+
+class _AlwaysDone:
+    done = True
+
+    def wait(self, timeout: float) -> None:
+        return None
+
+
+_DONE = _AlwaysDone()
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _translated(error: zmq.ZMQError, number: int) -> Exception:
+    if error.errno == zmq.EHOSTUNREACH:
+        return PeerDied(f"message {number} was not sent: no peer has the routing id it is for")
+    if error.errno in (zmq.ETERM, zmq.ENOTSOCK):
+        return Closed(f"message {number} was not sent: its socket or context was closed")
+    return error
