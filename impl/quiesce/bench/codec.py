@@ -1,7 +1,7 @@
 """Time the codec: `python -m quiesce.bench.codec`.
 
-Prints medians in microseconds: encode (into a reused payload), decode (from aligned, writable frames), and a
-trip: encode, send over ipc, receive, decode, all in one thread.
+Prints medians in microseconds: encode (into a reused payload); decode (from aligned, writable frames); frames
+encoded before sent over ipc and received, in one thread; and the whole trip: encode, send, receive, decode.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def median(call: Callable[[], object], runs: int) -> float:
 
 def main() -> None:
     encoder = Encoder()
-    print(f"{'us':34}{'encode':>10}{'decode':>10}{'trip':>10}")
+    print(f"{'us':34}{'encode':>10}{'decode':>10}{'ipc':>10}{'trip':>10}")
     with zmq.Context() as context, context.socket(zmq.PUSH) as push, context.socket(zmq.PULL) as pull:
         for socket in (push, pull):
             socket.linger = 0
@@ -67,13 +67,17 @@ def main() -> None:
             decoder: Decoder[Any] = Decoder(kind)
             frames = [bytearray(frame) for frame in encoder.encode(obj)]
 
+            def ipc(frames: list[bytearray] = frames) -> None:
+                push.send_multipart(frames, copy=False)
+                pull.recv_multipart(copy=False)
+
             def trip(obj: object = obj, decoder: Decoder[Any] = decoder) -> None:
                 push.send_multipart(encoder.encode(obj), copy=False)
                 decoder.decode(pull.recv_multipart(copy=False))
 
-            encode = median(functools.partial(encoder.encode_into, obj, bytearray()), runs)
-            decode = median(functools.partial(decoder.decode, frames), runs)
-            print(f"{name:34}{encode:10.1f}{decode:10.1f}{median(trip, runs):10.1f}")
+            encode = functools.partial(encoder.encode_into, obj, bytearray())
+            decode = functools.partial(decoder.decode, frames)
+            print(f"{name:34}", *(f"{median(call, runs):9.1f}" for call in (encode, decode, ipc, trip)))
 
 
 if __name__ == "__main__":
