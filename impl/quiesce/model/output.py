@@ -97,8 +97,9 @@ class CheckResult:
     `verdict` is "holds"; or "invariant", "property", "deadlock", "assumption" (with a counterexample, but for
     the last); or "evaluation", "parse", "config", "memory", "timeout", "crashed" when there is no answer.
     `violated` names the invariant or property, "Deadlock", or is empty; several names joined by " or " where
-    TLC does not say which of the temporal properties it was. `seconds` is the process's wall clock, and
-    `coverage` how often each action was taken, None where that is not known.
+    TLC does not say which of the temporal properties it was. `seconds` is the process's wall clock,
+    `coverage` how often each action was taken, None where that is not known, and `printed` the lines that the
+    specification itself printed.
     """
 
     verdict: str
@@ -111,6 +112,7 @@ class CheckResult:
     counterexample: Counterexample | None = None
     message: str = ""
     exit_status: int = 0
+    printed: tuple[str, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -184,6 +186,7 @@ class Output:
             counterexample=trace,
             message="" if verdict == "holds" else self._explanation(verdict),
             exit_status=exit_status,
+            printed=tuple(self._outside),
         )
 
     def _violated(self, verdict: str) -> str:
