@@ -119,12 +119,12 @@ Ordered(q, s, points) == IF Flavour = "nccl" THEN Put(q, s, Waits(points)) ELSE 
 Blocked(points) == Flavour = "gloo" /\ \E p \in points : ~Reached(p)
 
 -----------------------------------------------------------------------------
-\* The metadata of the dict that comes first in the step; a dict without tensors is complete with it.
+\* The metadata of a dict; a dict without tensors is complete with it.
 ReceiveMetadata(r) ==
-    /\ HostAt(r, "receive")
+    /\ HostAt(r, "receive") \/ HostAt(r, "extra")
     /\ metadata[Prev(r)].taken < metadata[Prev(r)].sent
     /\ metadata' = [metadata EXCEPT ![Prev(r)].taken = @ + 1]
-    /\ at' = [at EXCEPT ![r] = IF Prev(r) \in Senders THEN "post" ELSE "settle"]
+    /\ at' = [at EXCEPT ![r] = IF @ = "receive" /\ Prev(r) \in Senders THEN "post" ELSE "settle"]
     /\ UNCHANGED <<streamVars, step, output, handles, receiving>>
 
 \* H6: nccl orders a receive behind what is enqueued on the current stream.
@@ -158,13 +158,6 @@ AllGather(r) ==
     /\ at' = [at EXCEPT ![r] = IF Extra THEN "extra" ELSE "settle"]
     /\ UNCHANGED <<ran, busy, event, memory, block, step, output, handles, receiving, metadata>>
 
-ReceiveExtra(r) ==
-    /\ HostAt(r, "extra")
-    /\ metadata[Prev(r)].taken < metadata[Prev(r)].sent
-    /\ metadata' = [metadata EXCEPT ![Prev(r)].taken = @ + 1]
-    /\ at' = [at EXCEPT ![r] = "settle"]
-    /\ UNCHANGED <<streamVars, step, output, handles, receiving>>
-
 \* H1: the one place that settles the previous step. What the handles kept alive is free again (S6).
 BeforeForward(r) ==
     /\ HostAt(r, "settle")
@@ -195,14 +188,15 @@ Ends(r) ==
     /\ step' = [step EXCEPT ![r] = @ + 1]
     /\ at' = [at EXCEPT ![r] = Begins(r, step[r] + 1)]
 
-\* H3
+\* H3. The second dict of a step has no tensors; H7: the handles of the first remain.
 SendMetadata(r) ==
-    /\ HostAt(r, "metadata")
+    /\ HostAt(r, "metadata") \/ HostAt(r, "more")
     /\ OnItsWay(r) < MaxPending \/ Fault = "pending_unbounded"
     /\ IF Fault = "empty_dict_not_sent" /\ r \notin Senders THEN UNCHANGED metadata
        ELSE metadata' = [metadata EXCEPT ![r].sent = @ + 1]
-    /\ IF r \in Senders THEN at' = [at EXCEPT ![r] = "tensors"] /\ UNCHANGED step ELSE Ends(r)
-    /\ UNCHANGED <<streamVars, output, handles, receiving>>
+    /\ IF at[r] = "metadata" /\ r \in Senders THEN at' = [at EXCEPT ![r] = "tensors"] /\ UNCHANGED step ELSE Ends(r)
+    /\ handles' = IF Fault = "handles_overwritten" /\ at[r] = "more" THEN [handles EXCEPT ![r] = {}] ELSE handles
+    /\ UNCHANGED <<streamVars, output, receiving>>
 
 \* H2. nccl orders a send behind what is enqueued on the current stream.
 SendTensors(r) ==
@@ -215,15 +209,6 @@ SendTensors(r) ==
     /\ block' = IF Fresh /\ Fault \in {"handles_dropped", "tensor_not_kept"} THEN Freed(block, output[r]) ELSE block
     /\ IF Extra THEN at' = [at EXCEPT ![r] = "more"] /\ UNCHANGED step ELSE Ends(r)
     /\ UNCHANGED <<ran, busy, event, memory, output, receiving, metadata>>
-
-\* H7: a second dict of the step, without tensors.
-SendExtra(r) ==
-    /\ HostAt(r, "more")
-    /\ OnItsWay(r) < MaxPending
-    /\ metadata' = [metadata EXCEPT ![r].sent = @ + 1]
-    /\ handles' = IF Fault = "handles_overwritten" THEN [handles EXCEPT ![r] = {}] ELSE handles
-    /\ Ends(r)
-    /\ UNCHANGED <<streamVars, output, receiving>>
 
 \* H4
 ReapMetadata(r) ==
@@ -249,12 +234,10 @@ Next ==
     \/ \E r \in Ranks : PostReceive(r)
     \/ \E r \in Ranks : AwaitReceive(r)
     \/ \E r \in Ranks : AllGather(r)
-    \/ \E r \in Ranks : ReceiveExtra(r)
     \/ \E r \in Ranks : BeforeForward(r)
     \/ \E r \in Ranks, b \in Blocks : Forward(r, b)
     \/ \E r \in Ranks : SendMetadata(r)
     \/ \E r \in Ranks : SendTensors(r)
-    \/ \E r \in Ranks : SendExtra(r)
     \/ \E r \in Ranks : ReapMetadata(r)
     \/ \E s \in Streams : Pass(s)
     \/ \E s \in Streams : BeginWork(s)

@@ -1,0 +1,365 @@
+"""Stage handoff: a pipeline stage hands its activations to the next, and knows when it may write them again.
+
+A step receives a dict, runs forward, and sends a dict: one metadata message from host to host (the values that are no
+tensors, and the shapes of those that are), then each tensor from device to device.
+
+    link.before_forward()                              # what the last step sent may be overwritten now
+    received = link.irecv_tensor_dict().wait()
+    outputs = forward(received)
+    link.isend_tensor_dict(outputs)                    # returns at once; outputs are lent
+
+`before_forward` is the one place that settles the previous step. The rules, H1 to H7, and the faults they prevent are
+in `spec/StageHandoff.tla`. A link belongs to one thread. It cannot be used while a CUDA graph is being captured:
+capture forward alone, with static inputs and outputs, and call the link between replays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import torch
+
+from quiesce.errors import Closed, DecodeError, EncodeError, NotQuiescent, QuiesceError
+from quiesce.events import action
+from quiesce.streams import CpuBackend, StreamBackend
+from quiesce.transport import Handle, Transport
+
+TIMEOUT = 60.0
+"""Seconds that a wait of a link may take unless told otherwise."""
+
+
+class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor that follows: its key, shape (elements), dtype, and whether it comes as a slice to be gathered."""
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+    sliced: bool
+
+
+class Metadata(msgspec.Struct, frozen=True, array_like=True):
+    """The metadata message of one dict: its number, the values that are no tensors, the tensors in their order."""
+
+    number: int
+    values: dict[str, Any]
+    tensors: tuple[TensorMeta, ...]
+    keys: tuple[str, ...]
+
+
+_encode: Callable[[Metadata], bytes] = msgspec.msgpack.Encoder().encode
+_decode: Callable[[bytes], Metadata] = msgspec.msgpack.Decoder(Metadata).decode
+
+
+class Received:
+    """A dict on its way in. `wait()` orders the current stream behind it and returns it; again, it returns it again."""
+
+    def __init__(
+        self,
+        link: StageLink,
+        metadata: Metadata,
+        parts: dict[str, torch.Tensor],
+        wholes: dict[str, torch.Tensor],
+    ):
+        self._link = link
+        self.metadata = metadata
+        self.parts = parts
+        self.wholes = wholes
+        self.handles: list[Handle] = []
+        self._settled = False
+
+    def wait(self, timeout: float | None = None) -> dict[str, Any]:
+        """The dict, with its tensors safe to read on the current stream. Raises `QuiesceTimeout`, `PeerDied`."""
+        if self.handles and not self._settled:
+            self._link._await_receive(self, timeout)
+            if any(tensor.sliced for tensor in self.metadata.tensors):
+                self._link._all_gather(self, timeout)
+        self._settled = True
+        tensors = {meta.key: self.wholes[meta.key] for meta in self.metadata.tensors}
+        return {
+            key: tensors[key] if key in tensors else self.metadata.values[key] for key in self.metadata.keys
+        }
+
+
+class StageLink:
+    """One rank of a pipeline: receives dicts from `source`, sends dicts to `to` (ranks; None at an end).
+
+    `max_pending` bounds the metadata messages on their way: at least the number of micro-batches in flight, or sends
+    wait for the peer. With `tensor_parallel=(rank, size)` a tensor whose size divides is sent in slices, each rank its
+    own, and gathered by the receivers. `timeout`, in seconds, bounds every wait that is given none.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        source: int | None = None,
+        to: int | None = None,
+        backend: StreamBackend | None = None,
+        max_pending: int = 64,
+        tensor_parallel: tuple[int, int] = (0, 1),
+        timeout: float = TIMEOUT,
+    ):
+        if max_pending < 1:
+            raise ValueError(
+                f"max_pending is {max_pending}; a send that may not be pending blocks the pipeline"
+            )
+        if not 0 <= tensor_parallel[0] < tensor_parallel[1]:
+            raise ValueError(
+                f"tensor_parallel is {tensor_parallel}; it must be (rank, size) with rank below size"
+            )
+        self.transport = transport
+        self.backend: StreamBackend = backend or CpuBackend()
+        self.source, self.to = source, to
+        self.max_pending = max_pending
+        self.timeout = timeout
+        self._part, self._parts = tensor_parallel
+        self._sent = self._received = 0
+        self._unsettled: list[Handle] = []
+        self._pending: deque[tuple[Handle, list[Handle]]] = deque()
+        self._since_settled = 0
+        self._closed = ""
+
+    @property
+    def rank(self) -> int:
+        """The rank of this end, as the transport counts."""
+        return self.transport.rank
+
+    @property
+    def unsettled(self) -> int:
+        """Device handles of sends that `before_forward` will wait for."""
+        return len(self._unsettled)
+
+    @property
+    def pending(self) -> int:
+        """Metadata messages sent and not reaped."""
+        return len(self._pending)
+
+    def irecv_tensor_dict(
+        self, into: Mapping[str, torch.Tensor] | None = None, timeout: float | None = None
+    ) -> Received:
+        """Receive the next dict: waits for its metadata, posts a receive for each tensor, and returns.
+
+        Tensors named in `into` are received there; they are ordered behind the current stream, which may still read
+        them. Raises `QuiesceTimeout`, `PeerDied`, and `DecodeError` if the message does not fit.
+        """
+        metadata = self._receive_metadata(timeout)
+        parts, wholes = self._destinations(metadata, into or {})
+        received = Received(self, metadata, parts, wholes)
+        if metadata.tensors:
+            self._post_receive(received)
+        return received
+
+    def isend_tensor_dict(self, values: Mapping[str, Any]) -> list[Handle]:
+        """Send a dict and return its handles, that of the metadata first; its tensors are lent until settled.
+
+        The link keeps the handles: `before_forward` settles those of the tensors, the metadata is reaped later. A
+        tensor that is not contiguous is copied. Values that are no tensors must be what msgpack knows. Raises
+        `EncodeError` before anything is sent.
+        """
+        self._usable()
+        if self._since_settled >= self.max_pending:
+            raise NotQuiescent(
+                f"{self._since_settled} dicts were sent since before_forward(); call it before each forward, or raise "
+                "max_pending"
+            )
+        tensors = {key: value for key, value in values.items() if isinstance(value, torch.Tensor)}
+        metas = tuple(
+            TensorMeta(key, tuple(t.shape), str(t.dtype).removeprefix("torch."), self._is_sliced(t))
+            for key, t in tensors.items()
+        )
+        for key, t in tensors.items():
+            if t.layout is not torch.strided or t.is_quantized:
+                raise EncodeError(
+                    f"tensor {key!r} is {t.layout} or quantized; send its plain tensors instead"
+                )
+        others = {key: value for key, value in values.items() if key not in tensors}
+        message = self._message(Metadata(self._sent, others, metas, tuple(values)))
+        metadata = self._send_metadata(message)
+        return [metadata, *(self._send_tensors(tensors) if tensors else ())]
+
+    def close(self, timeout: float | None = None) -> None:
+        """Wait until everything sent has arrived, for at most `timeout` seconds altogether, and end the link.
+
+        Raises `QuiesceTimeout` or `PeerDied` if something may not have; the link is closed all the same.
+        """
+        if self._closed:
+            return
+        deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
+        handles = [*self._unsettled, *(metadata for metadata, _ in self._pending)]
+        try:
+            for handle in handles:
+                handle.wait(max(deadline - time.monotonic(), 0.0))
+        finally:
+            self._unsettled.clear()
+            self._pending.clear()
+            self._closed = "it was closed"
+
+    def __enter__(self) -> StageLink:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._unsettled.clear()
+            self._pending.clear()
+            self._closed = f"it was left by {kind.__name__ if kind else 'an error'}"
+
+    # The actions of the specification, in its order.
+
+    @action("ReceiveMetadata", lambda link, result, timeout: {"r": link.rank})
+    def _receive_metadata(self, timeout: float | None) -> Metadata:
+        self._usable()
+        if self.source is None:
+            raise QuiesceError(f"rank {self.rank} has nobody to receive from; pass source to StageLink")
+        with self._guarded():
+            message = self.transport.receive_message(self.source, self._limit(timeout))
+        try:
+            metadata = _decode(message)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise DecodeError(
+                f"metadata from rank {self.source} is not a message of a stage link: {error}"
+            ) from error
+        if metadata.number != self._received:
+            raise DecodeError(
+                f"rank {self.source} sent dict {metadata.number}, but {self._received} is the next"
+            )
+        self._received += 1
+        return metadata
+
+    @action("PostReceive", lambda link, result, received: {"r": link.rank})
+    def _post_receive(self, received: Received) -> None:
+        received.handles = [
+            self.transport.receive(received.parts[meta.key].view(-1), self._peer(self.source))
+            for meta in received.metadata.tensors
+        ]
+
+    @action("AwaitReceive", lambda link, result, received, timeout: {"r": link.rank})
+    def _await_receive(self, received: Received, timeout: float | None) -> None:
+        for handle in received.handles:
+            with self._guarded():
+                handle.wait(self._limit(timeout))
+
+    @action("AllGather", lambda link, result, received, timeout: {"r": link.rank})
+    def _all_gather(self, received: Received, timeout: float | None) -> None:
+        gathers = [
+            self.transport.gather(received.wholes[meta.key].view(-1), received.parts[meta.key].view(-1))
+            for meta in received.metadata.tensors
+            if meta.sliced
+        ]
+        for handle in gathers:
+            with self._guarded():
+                handle.wait(self._limit(timeout))
+
+    @action("BeforeForward", lambda link, result, timeout=None: {"r": link.rank})
+    def before_forward(self, timeout: float | None = None) -> None:
+        """Settle the previous step: later work on the current stream may overwrite what it sent.
+
+        With NCCL the current stream is ordered behind the sends and the host goes on; with gloo the host waits. Reaps
+        metadata that is known to have arrived. Raises `QuiesceTimeout`, `PeerDied`.
+        """
+        self._usable()
+        while self._unsettled:
+            with self._guarded():
+                self._unsettled[0].wait(self._limit(timeout))
+            del self._unsettled[0]
+        self._since_settled = 0
+        while self._pending and self._has_arrived(*self._pending[0]):
+            self._reap_metadata()
+
+    @action("SendMetadata", lambda link, result, message: {"r": link.rank})
+    def _send_metadata(self, message: bytes) -> Handle:
+        # Full: the oldest must have been taken. This blocks only if fewer may be pending than steps are in flight.
+        while len(self._pending) >= self.max_pending:
+            self._reap_metadata()
+        with self._guarded():
+            handle = self.transport.send_message(message, self._peer(self.to))
+        self._pending.append((handle, []))
+        self._sent += 1
+        self._since_settled += 1
+        return handle
+
+    @action("SendTensors", lambda link, result, tensors: {"r": link.rank})
+    def _send_tensors(self, tensors: Mapping[str, torch.Tensor]) -> list[Handle]:
+        with self._guarded():
+            handles = [self.transport.send(self._slice(t), self._peer(self.to)) for t in tensors.values()]
+        self._unsettled.extend(handles)
+        self._pending[-1][1].extend(handles)
+        return handles
+
+    @action("ReapMetadata", lambda link, result: {"r": link.rank})
+    def _reap_metadata(self) -> None:
+        with self._guarded():
+            self._pending[0][0].wait(self.timeout)
+        self._pending.popleft()
+
+    @staticmethod
+    def _has_arrived(metadata: Handle, tensors: list[Handle]) -> bool:
+        # The peer takes the metadata before it can receive a tensor.
+        return metadata.received or any(handle.received for handle in tensors)
+
+    def _usable(self) -> None:
+        if self._closed:
+            raise Closed(f"the stage link of rank {self.rank} cannot be used: {self._closed}")
+        if self.backend.capturing():
+            raise QuiesceError(
+                "a stage link cannot be used under graph capture; capture forward alone, between its calls"
+            )
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """A transport that failed once has lost a message, so that the link ends with it."""
+        try:
+            yield
+        except QuiesceError as error:
+            self._closed = f"it failed before ({error})"
+            raise
+
+    def _limit(self, timeout: float | None) -> float:
+        return self.timeout if timeout is None else timeout
+
+    def _peer(self, peer: int | None) -> int:
+        if peer is None:
+            raise QuiesceError(f"rank {self.rank} has nobody to send to; pass `to` to StageLink")
+        return peer
+
+    def _is_sliced(self, tensor: torch.Tensor) -> bool:
+        return self._parts > 1 and tensor.numel() > 0 and tensor.numel() % self._parts == 0
+
+    def _slice(self, tensor: torch.Tensor) -> torch.Tensor:
+        flat = tensor.resolve_conj().resolve_neg().contiguous().view(-1)
+        return flat.view(self._parts, -1)[self._part] if self._is_sliced(tensor) else flat
+
+    def _message(self, metadata: Metadata) -> bytes:
+        try:
+            return _encode(metadata)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise EncodeError(f"the values beside the tensors must be what msgpack knows: {error}") from error
+
+    def _destinations(
+        self, metadata: Metadata, into: Mapping[str, torch.Tensor]
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Where each tensor is received, and where it is whole: the same, but for slices."""
+        parts, wholes = {}, {}
+        for meta in metadata.tensors:
+            dtype = getattr(torch, meta.dtype, None)
+            if not isinstance(dtype, torch.dtype) or min(meta.shape, default=0) < 0:
+                raise DecodeError(f"tensor {meta.key!r} has dtype {meta.dtype!r} and shape {meta.shape}")
+            whole = into[meta.key] if meta.key in into else self.backend.empty(meta.shape, dtype)
+            if tuple(whole.shape) != meta.shape or whole.dtype != dtype or not whole.is_contiguous():
+                raise DecodeError(
+                    f"the buffer for {meta.key!r} is {tuple(whole.shape)} of {whole.dtype}; it must be contiguous, "
+                    f"{meta.shape} of {dtype}"
+                )
+            wholes[meta.key] = whole
+            size = whole.numel() // self._parts
+            parts[meta.key] = self.backend.empty((size,), dtype) if meta.sliced else whole
+        return parts, wholes
