@@ -1,0 +1,170 @@
+"""Any Python object with its tensors, as a pickle and the memory of the tensors beside it, and back.
+
+For processes that trust each other: a pickle runs what it names. `quiesce.codec` is the one to use otherwise,
+and has the same two methods.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.autograd import forward_ad
+
+from quiesce.codec import Buffer
+from quiesce.errors import DecodeError, EncodeError
+
+INLINE_BYTES = 1024
+"""Smaller buffers stand inside the pickle, bytes."""
+_PLAIN, _PARAMETER, _GRAD, _CONJ, _NEG = 0, 1, 2, 4, 8
+
+
+def over(
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    shape: Sequence[int],
+    stride: Sequence[int] | None = None,
+    offset: int = 0,
+) -> torch.Tensor:
+    """A tensor over a storage, contiguous if no stride is given; `offset` is in elements."""
+    if stride is None:
+        stride = torch.empty(shape, device="meta").stride()
+    tensor: torch.Tensor = torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
+    return tensor
+
+
+class PickleCodec:
+    """Pickle protocol 5 with out-of-band buffers and a reducer for tensors; for use by one thread at a time.
+
+    Plain CPU tensors and Parameters travel as the bytes they reach over, with their strides, conjugate and
+    negative bits and `requires_grad`; a tensor with gaps travels as its elements. Tensors of one message over the
+    same bytes arrive sharing memory. Every other tensor (subclasses, sparse, quantized, on a device, with
+    attributes, hooks or tangents) is left to torch's own reducer.
+    """
+
+    def encode(self, obj: object) -> list[Buffer]:
+        """The pickle, then the out-of-band buffers, which are the caller's memory. Raises EncodeError."""
+        buffers: list[Buffer] = []
+
+        def beside(buffer: pickle.PickleBuffer) -> bool:
+            view = buffer.raw()
+            if view.nbytes < INLINE_BYTES:
+                return True
+            buffers.append(view)
+            return False
+
+        stream = io.BytesIO()
+        pickler = _Pickler(stream, protocol=5, buffer_callback=beside)
+        try:
+            pickler.dump(obj)
+        except EncodeError:
+            raise
+        except Exception as error:
+            raise EncodeError(f"cannot pickle a {type(obj).__qualname__}: {error}") from error
+        return [stream.getbuffer(), *buffers]
+
+    def decode(self, frames: Sequence[Buffer]) -> Any:
+        """The object, over the memory of the frames. Raises DecodeError."""
+        try:
+            return pickle.loads(frames[0], buffers=frames[1:])
+        except Exception as error:
+            raise DecodeError(f"cannot load the pickle of a message: {error!r}") from error
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # By address and length, so that tensors over the same bytes share one entry, hence one memory there.
+        self._flats: dict[tuple[int, int], _Flat] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        cls = type(obj)
+        if (cls is torch.Tensor or cls is torch.nn.Parameter) and _is_plain(obj):
+            return self._reduce(obj, cls is torch.nn.Parameter)
+        return NotImplemented
+
+    def _reduce(self, tensor: torch.Tensor, parameter: bool) -> Any:
+        flags = _PARAMETER if parameter else _PLAIN
+        if tensor.requires_grad:
+            flags |= _GRAD
+        tensor = tensor.detach()
+        span = _span(tensor)
+        if span > tensor.numel():
+            tensor = tensor.contiguous()
+            span = tensor.numel()
+        if tensor.is_conj():
+            flags |= _CONJ
+        if tensor.is_neg():
+            flags |= _NEG
+        flat = None
+        if span:
+            size, nbytes = tensor.element_size(), span * tensor.element_size()
+            storage = tensor.untyped_storage()
+            start = int(tensor.storage_offset()) * size
+            if storage.nbytes() < start + nbytes:
+                raise EncodeError("a tensor has lost its storage, freed or shrunk; send it before that")
+            key = storage.data_ptr() + start, nbytes
+            flat = self._flats.get(key)
+            if flat is None:
+                self._flats[key] = flat = _Flat(over(storage, torch.uint8, (nbytes,), (1,), start).numpy())
+        return _rebuild, (flat, tensor.dtype, tuple(tensor.shape), tensor.stride(), flags)
+
+
+class _Flat:
+    """Bytes of a tensor: pickled once, however many tensors lie over them."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: NDArray[np.uint8]) -> None:
+        self.array: Any = array
+
+    def __reduce__(self) -> Any:
+        return _storage, (pickle.PickleBuffer(self.array),)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and tensor.is_cpu
+        and not (tensor.is_quantized or tensor.is_nested or tensor.is_meta or tensor.__dict__)
+        and not tensor._backward_hooks
+        and not (forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None)  # type: ignore[no-untyped-call]
+        and not getattr(tensor, "has_names", bool)()
+    )
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """How many elements lie between the first and the last of a tensor, both counted; 0 if it has none."""
+    if not tensor.numel():
+        return 0
+    return 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _storage(buffer: Buffer) -> torch.UntypedStorage:
+    array = np.frombuffer(buffer, np.uint8)
+    return torch.from_numpy(array).untyped_storage()
+
+
+def _rebuild(
+    storage: torch.UntypedStorage | None,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    flags: int,
+) -> torch.Tensor:
+    if storage is None:
+        tensor = torch.empty_strided(shape, stride, dtype=dtype)
+    else:
+        tensor = over(storage, dtype, shape, stride)
+    if flags & _CONJ:
+        tensor = tensor.conj()
+    if flags & _NEG:
+        tensor = torch._neg_view(tensor)
+    if flags & _PARAMETER:
+        return torch.nn.Parameter(tensor, requires_grad=bool(flags & _GRAD))
+    return tensor.requires_grad_() if flags & _GRAD else tensor

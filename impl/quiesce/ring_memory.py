@@ -1,0 +1,283 @@
+"""The broadcast ring's shared memory: its layout, its semaphores, and how processes come to share it.
+
+The segment has no name: it is a memfd, opened by others through the creator's entry in /proc, so that nothing
+is left behind however the creator ends, and nobody but the same user gets at it. Every word in it has one
+process that writes it, and is read only after a semaphore said that it was written; POSIX makes `sem_post` and
+`sem_wait` synchronise memory, on every CPU. Each such position in the code carries the label that the memory
+model knows it by, as `# SYNC(label)`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import hashlib
+import mmap
+import os
+import select
+import struct
+import time
+from dataclasses import dataclass
+
+from quiesce.errors import DecodeError, PeerDied, QuiesceError, ResourceExhausted
+
+MAGIC = b"QRNG"
+VERSION = 1
+LINE = 64
+"""Bytes of a cache line; also what a semaphore and every frame in a slot are aligned to."""
+HEADER_BYTES = 4 * LINE
+DOORBELL_AT = HEADER_BYTES
+RANKS_AT = DOORBELL_AT + LINE
+POSTS_AT, PASSED_AT, NOTICES_AT, LEFT_AT, NOTICE_RING_AT = (LINE * i for i in range(5))
+"""Offsets in a rank's part: three semaphores, the word of a reader that left, its ring of notices."""
+ENTRY_BYTES = LINE
+SLICE_S = 0.1
+"""Seconds after which a sleeper looks whether the process it waits for still lives."""
+
+# magic, version, ranks, slots, window, slot bytes, writer's pid, its start time, digest of the secret
+_HEADER = struct.Struct("<4sIIIIQQQ16s")
+
+
+class Semaphore:
+    """A process-shared POSIX semaphore at an address in shared memory. Posting releases, waiting acquires."""
+
+    _now = ctypes.PyDLL(None, use_errno=True)  # calls that never block keep the GIL: a third of the cost
+    _blocking = ctypes.CDLL(None, use_errno=True)
+    _clock, _clock_wait = (
+        (time.CLOCK_MONOTONIC, _blocking.sem_clockwait)
+        if hasattr(_blocking, "sem_clockwait")
+        else (time.CLOCK_REALTIME, None)
+    )
+    _init, _post, _try_wait = _now.sem_init, _now.sem_post, _now.sem_trywait
+
+    class _Timespec(ctypes.Structure):
+        _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+    def __init__(self, address: int) -> None:
+        self._at = ctypes.c_void_p(address)
+
+    def reset(self) -> None:
+        """Make it a fresh semaphore of value 0; nobody else may be using it."""
+        if self._init(self._at, 1, 0):
+            raise OSError(ctypes.get_errno(), "sem_init")
+
+    def post(self) -> None:
+        if self._post(self._at):
+            raise OSError(ctypes.get_errno(), "sem_post")
+
+    def try_wait(self) -> bool:
+        """Take one post if there is one."""
+        return not self._try_wait(self._at)
+
+    def spin(self, seconds: float) -> bool:
+        """Take one post, looking for it for so many seconds without sleeping."""
+        if self.try_wait():
+            return True
+        if seconds <= 0:
+            return False
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            os.sched_yield()
+            if self.try_wait():
+                return True
+        return False
+
+    def wait(self, seconds: float) -> bool:
+        """Take one post, sleeping for at most so many seconds; False if none came, or a signal did."""
+        if seconds <= 0:
+            return self.try_wait()
+        end = time.clock_gettime(self._clock) + seconds
+        until = ctypes.byref(self._Timespec(int(end), int(end % 1 * 1e9)))
+        if self._clock_wait is not None:
+            failed = self._clock_wait(self._at, self._clock, until)
+        else:
+            failed = self._blocking.sem_timedwait(self._at, until)
+        if failed and ctypes.get_errno() not in (errno.ETIMEDOUT, errno.EINTR):
+            raise OSError(ctypes.get_errno(), "sem_wait")
+        return not failed
+
+    def value(self) -> int:
+        """How many posts there are; only a hint while others run."""
+        value = ctypes.c_int()
+        self._now.sem_getvalue(self._at, ctypes.byref(value))
+        return value.value
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything lies, in bytes from the start of the segment. `slot_bytes` is a multiple of the page."""
+
+    ranks: int
+    slots: int
+    window: int
+    slot_bytes: int
+
+    @property
+    def rank_bytes(self) -> int:
+        """A reader has at most one notice a slot outstanding, and the one that it left."""
+        return NOTICE_RING_AT + round_up(4 * (self.slots + 1), LINE)
+
+    @property
+    def entries_at(self) -> int:
+        return RANKS_AT + self.ranks * self.rank_bytes
+
+    @property
+    def slots_at(self) -> int:
+        return round_up(self.entries_at + self.window * ENTRY_BYTES, mmap.ALLOCATIONGRANULARITY)
+
+    @property
+    def total(self) -> int:
+        return self.slots_at + self.slots * self.slot_bytes
+
+    def rank_at(self, rank: int) -> int:
+        return RANKS_AT + rank * self.rank_bytes
+
+    def slot_at(self, slot: int) -> int:
+        return self.slots_at + slot * self.slot_bytes
+
+
+class Rank:
+    """One reader's words and semaphores."""
+
+    def __init__(self, memory: RingMemory, rank: int) -> None:
+        at = memory.layout.rank_at(rank)
+        self.posts = Semaphore(memory.address + at + POSTS_AT)
+        self.passed = Semaphore(memory.address + at + PASSED_AT)
+        self.notices = Semaphore(memory.address + at + NOTICES_AT)
+        self.left = memory.view[at + LEFT_AT : at + LEFT_AT + 8].cast("Q")
+        self.ring = memory.view[at + NOTICE_RING_AT :][: 4 * (memory.layout.slots + 1)].cast("I")
+
+    def reset(self) -> None:
+        for semaphore in (self.posts, self.passed, self.notices):
+            semaphore.reset()
+
+
+class RingMemory:
+    """The segment, mapped shared. It stays mapped as long as anything refers to it."""
+
+    def __init__(self, fd: int, layout: Layout) -> None:
+        self.fd = fd
+        self.layout = layout
+        self.mapping = mmap.mmap(fd, layout.total)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.mapping))
+        self.view = memoryview(self.mapping)
+        self.doorbell = Semaphore(self.address + DOORBELL_AT)
+        self.ranks = [Rank(self, rank) for rank in range(layout.ranks)]
+        entries = self.view[layout.entries_at : layout.entries_at + layout.window * ENTRY_BYTES].cast("Q")
+        words = ENTRY_BYTES // 8
+        self.entries = [entries[i * words : i * words + 4] for i in range(layout.window)]
+
+    def __del__(self) -> None:
+        fd, self.fd = getattr(self, "fd", -1), -1
+        if fd >= 0:
+            os.close(fd)
+
+    @classmethod
+    def create(cls, layout: Layout, secret: bytes) -> RingMemory:
+        """Reserve and lay out a segment. ResourceExhausted if there is no memory for it; never SIGBUS later."""
+        fd = os.memfd_create("quiesce-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.fchmod(fd, 0o600)
+            os.posix_fallocate(fd, 0, layout.total)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            memory = cls(fd, layout)
+        except OSError as error:
+            os.close(fd)
+            raise ResourceExhausted(
+                error.errno,
+                f"cannot reserve {layout.total} bytes of shared memory ({error.strerror}); "
+                "ask for fewer or smaller slots, or raise the memory limit",
+            ) from error
+        memory.doorbell.reset()
+        for rank in memory.ranks:
+            rank.reset()
+        pid = os.getpid()
+        _HEADER.pack_into(
+            memory.mapping, 0, MAGIC, VERSION, layout.ranks, layout.slots, layout.window, layout.slot_bytes,
+            pid, start_time(pid) or 0, digest(secret, b"segment"),
+        )  # fmt: skip
+        return memory
+
+    @classmethod
+    def attach(cls, pid: int, fd: int, secret: bytes) -> RingMemory:
+        """Map the segment that process `pid` has open as `fd`.
+
+        PeerDied if the process is gone, DecodeError if what it has open is not the ring of this secret.
+        """
+        path = f"/proc/{pid}/fd/{fd}"
+        try:
+            mine = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise PeerDied(f"the writer, process {pid}, is gone or has closed the ring ({path})") from error
+        except OSError as error:
+            raise QuiesceError(
+                f"cannot open {path} ({error.strerror}); run reader and writer as the same user "
+                "and in one process namespace, or attach as a remote reader"
+            ) from error
+        try:
+            head = os.pread(mine, _HEADER.size, 0)
+            if len(head) < _HEADER.size:
+                raise DecodeError(f"{path} is not a broadcast ring")
+            magic, version, ranks, slots, window, slot_bytes, owner, started, mark = _HEADER.unpack(head)
+            if (magic, version) != (MAGIC, VERSION) or mark != digest(secret, b"segment"):
+                raise DecodeError(
+                    f"{path} is not the ring of this handle; the handle is out of date or forged"
+                )
+            if owner != pid or start_time(pid) != started:
+                raise PeerDied(f"the writer, process {pid}, is gone")
+            return cls(mine, Layout(ranks, slots, window, slot_bytes))
+        except BaseException:
+            os.close(mine)
+            raise
+
+
+def round_up(n: int, unit: int) -> int:
+    return -(-n // unit) * unit
+
+
+def digest(secret: bytes, *parts: bytes) -> bytes:
+    """Sixteen bytes that only somebody who knows the secret can make of these parts."""
+    keyed = hashlib.blake2b(key=secret, digest_size=16)
+    for part in parts:
+        keyed.update(len(part).to_bytes(8, "little"))
+        keyed.update(part)
+    return keyed.digest()
+
+
+def start_time(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot: with its number, who it is. None if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return int(stat.read().rpartition(b")")[2].split()[19])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+class Process:
+    """Another process, known by a descriptor, so that its number cannot be taken for somebody else's."""
+
+    def __init__(self, pid: int, started: int) -> None:
+        self.pid = pid
+        self._fd = -1
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        if start_time(pid) == started:
+            self._fd = fd
+        else:
+            os.close(fd)
+
+    def has_ended(self) -> bool:
+        """Whether the kernel has taken its memory away."""
+        if self._fd < 0:
+            return True
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def __del__(self) -> None:
+        fd, self._fd = getattr(self, "_fd", -1), -1
+        if fd >= 0:
+            os.close(fd)

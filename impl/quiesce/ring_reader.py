@@ -1,0 +1,400 @@
+"""The reading end of the broadcast ring.
+
+The actions are those of `spec/BroadcastRing.tla`, in its order. Two of them have no code: `Drop` is Python letting
+go of a view, `Kill` and `Exit` are what happens to a process.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import zmq
+
+from quiesce.broadcast_ring import CLOSING, DEFAULT_TIMEOUT_S, LEFT, SLOT
+from quiesce.codec import Buffer
+from quiesce.errors import Closed, PeerDied, QuiesceError, QuiesceTimeout, WrongProcess
+from quiesce.events import action
+from quiesce.ring_memory import SLICE_S, Process, RingMemory, start_time
+from quiesce.ring_wire import (
+    ACK,
+    BODY,
+    BYE,
+    CLOSE,
+    MODULUS,
+    REFUSED,
+    WELCOME,
+    Codec,
+    Deadline,
+    Hello,
+    RingHandle,
+    context,
+    received,
+    unpack_head,
+)
+
+LEASE_BYTES = 1 << 20
+"""Buffers from this size on are received without copying, bytes; smaller ones are copied out."""
+HEARTBEAT_MS = 1000
+"""How often a remote reader looks whether its writer's machine is still there; five times that is too long."""
+
+
+class RingReader:
+    """The end of one reader of this machine; it may be used by several threads, which then take turns.
+
+    `spin` is how many seconds a waiting reader looks for a message before it sleeps; 0 burns no CPU. `receive` gives
+    every message published since the writer let this rank in, once and in order.
+    """
+
+    lease_bytes = LEASE_BYTES
+
+    def __init__(self, handle: RingHandle, rank: int, *, spin: float = 0.0) -> None:
+        """PeerDied if the writer has gone, QuiesceError if its memory cannot be opened from here."""
+        self.rank = rank
+        self._pid = os.getpid()
+        self._key = handle.key
+        self._codec = Codec(handle.serializer)
+        self._spin = spin
+        self._turn = threading.Lock()
+        self._nonce = os.urandom(16)
+        self._cursor: int | None = None
+        self._ended: QuiesceError | None = None
+        self._closed = False
+        self._tokens = 0
+        self._opened: tuple[int, int, int, int, int] | None = None
+        self._open_memory(handle)
+        self._context = context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._connect(handle)
+        self._join()
+
+    # ------------------------------------------------------------------------------------------ what callers use
+
+    def wait_until_ready(self, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+        """Wait until the writer has let this reader in, which it does in its next call.
+
+        QuiesceTimeout, PeerDied, or QuiesceError if the rank is taken or is none of the ring's.
+        """
+        with self._turns(timeout) as deadline:
+            self._await_welcome(deadline)
+
+    def receive(self, timeout: float = DEFAULT_TIMEOUT_S) -> Any:
+        """The next message. Tensors in it are writable and this reader's own.
+
+        Buffers of LEASE_BYTES and more lie in the ring; their slot is the reader's until the last view of them is
+        gone, in whichever thread. QuiesceTimeout after `timeout` seconds loses nothing. Closed when the writer has
+        closed and everything was received, PeerDied when it died. DecodeError skips the message.
+        """
+        with self._turns(timeout) as deadline:
+            self._await_welcome(deadline)
+            frames = self._next_frames(deadline)
+            return self._codec.decode(frames)
+
+    def close(self) -> None:
+        """Receive no more. Leases stay valid, and end as before. May be called twice."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        with self._turn:
+            self._closed = True
+            if self._cursor is None:
+                self._socket.send(BYE, zmq.NOBLOCK)
+            elif self._ended is None:
+                self._leave()
+            self._context.destroy(linger=int(1e3 * SLICE_S))
+
+    def __enter__(self) -> RingReader:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------------------------------ the actions
+
+    @action("Join", lambda self, result: {"r": self.rank})
+    def _join(self) -> None:
+        hello = Hello(self.rank, self._pid, start_time(self._pid) or 0, self._nonce)
+        self._socket.send_multipart(hello.pack(self._key))
+
+    @action("Sleep", lambda self, result, seconds: {"r": self.rank})
+    def _sleep(self, seconds: float) -> bool:
+        return self._words.posts.wait(seconds)  # SYNC(open.wait)
+
+    @action("Open", lambda self, result: {"r": self.rank})
+    def _open(self) -> None:
+        due = (self._cursor + 1) % MODULUS  # type: ignore[operator]
+        entry = self._memory.entries[due % self._memory.layout.window]
+        sequence, what, table_at, count = entry[0], entry[1], entry[2], entry[3]
+        self._check_due(sequence, due)
+        self._tokens -= 1
+        self._cursor = due
+        if what >> 32 == CLOSING:
+            self._ended = Closed("the writer has closed the ring and everything was received")
+        else:
+            self._opened = what >> 32, sequence, what & LEFT, table_at, count
+        self._words.passed.post()  # SYNC(pass.post)
+        self._memory.doorbell.post()  # SYNC(doorbell.post)
+
+    @action("Copy", lambda self, result, slot, pieces: {"r": self.rank, "s": slot})
+    def _copy(self, slot: int, pieces: list[tuple[int, int]]) -> list[Buffer]:
+        frames = [self._copied(slot, at, nbytes) for at, nbytes in pieces]
+        self._opened = None
+        return frames
+
+    @action("Lease", lambda self, result, slot, pieces: {"r": self.rank, "s": slot})
+    def _lease(self, slot: int, pieces: list[tuple[int, int]]) -> list[Buffer]:
+        layout = self._memory.layout
+        end = max(at + nbytes for at, nbytes in pieces)
+        # A mapping of its own, private: what this reader writes stays with it, and the death of the mapping is
+        # the death of the last view. The slot is not released before its memory is gone from this process.
+        mapping = mmap.mmap(
+            self._memory.fd,
+            end,
+            mmap.MAP_PRIVATE,
+            mmap.PROT_READ | mmap.PROT_WRITE,
+            offset=layout.slot_at(slot),
+        )
+        frames: list[Buffer] = [
+            np.frombuffer(mapping, np.uint8, nbytes, at)
+            if nbytes >= self.lease_bytes
+            else self._copied(slot, at, nbytes)
+            for at, nbytes in pieces
+        ]
+        _leases.add(weakref.ref(mapping, partial(self._releaser.unmapped, slot)))
+        self._opened = None
+        return frames
+
+    @action("TakeBody", lambda self, result, parts: {"r": self.rank})
+    def _take_body(self, parts: list[zmq.Frame]) -> list[Buffer]:
+        self._opened = None
+        return received(parts, self.lease_bytes)
+
+    @action("TimeOut", lambda self, result, deadline: {"r": self.rank})
+    def _time_out(self, deadline: Deadline) -> QuiesceTimeout:
+        """R7: nothing changes; the next call goes on from here."""
+        return QuiesceTimeout(f"reader {self.rank} received nothing within {deadline.seconds:g} s; try again")
+
+    @action("Leave", lambda self, result: {"r": self.rank})
+    def _leave(self) -> None:
+        self._words.left[0] = self._cursor  # type: ignore[assignment]
+        self._releaser.tell(LEFT)
+
+    @action("FindWriterDead", lambda self, result: {"r": self.rank})
+    def _find_writer_dead(self) -> QuiesceError:
+        self._ended = PeerDied(
+            "the writer has ended without closing the ring; everything it finished was received"
+        )
+        return self._ended
+
+    # -------------------------------------------------------------------------------------------------- what helps
+
+    def _open_memory(self, handle: RingHandle) -> None:
+        if not 0 <= self.rank < handle.ranks:
+            raise ValueError(f"rank is {self.rank}; the ring has local ranks 0 to {handle.ranks - 1}")
+        self._memory = RingMemory.attach(handle.pid, handle.fd, self._key)
+        self._writer = Process(handle.pid, start_time(handle.pid) or 0)
+        self._words = self._memory.ranks[self.rank]
+        self._releaser = _Releaser(self._memory, self.rank)
+
+    def _connect(self, handle: RingHandle) -> None:
+        self._socket.connect(handle.endpoint)
+
+    def _writer_is_gone(self) -> bool:
+        return self._writer.has_ended()
+
+    def _await_welcome(self, deadline: Deadline) -> None:
+        while self._cursor is None:
+            parts = self._listen(deadline)
+            if parts is None:
+                raise QuiesceTimeout(
+                    f"after {deadline.seconds:g} s the writer has not let reader {self.rank} in; it does so while it "
+                    "publishes or waits until ready"
+                )
+            kind, sequence = unpack_head(self._key, self._nonce, parts)
+            if kind == REFUSED:
+                self._ended = QuiesceError(
+                    f"the writer refused reader {self.rank}: {bytes(parts[1].buffer).decode()}"
+                )
+                raise self._ended
+            if kind == WELCOME:
+                self._cursor = sequence
+
+    def _next_frames(self, deadline: Deadline) -> list[Buffer]:
+        if self._opened is None:
+            if not self._tokens:
+                self._await_post(deadline)
+            self._open()
+            if self._ended:
+                raise self._ended
+        assert self._opened is not None
+        kind, _, slot, table_at, count = self._opened
+        if kind != SLOT:
+            return self._await_body(deadline)
+        words = struct.unpack_from(
+            f"<{2 * count}Q", self._memory.mapping, self._memory.layout.slot_at(slot) + table_at
+        )
+        pieces = list(zip(words[::2], words[1::2], strict=True))
+        if any(nbytes >= self.lease_bytes for _, nbytes in pieces):
+            return self._lease(slot, pieces)
+        frames = self._copy(slot, pieces)
+        self._releaser.release(slot)
+        return frames
+
+    def _await_post(self, deadline: Deadline) -> None:
+        posts = self._words.posts
+        if posts.spin(min(self._spin, deadline.left)):  # SYNC(open.wait)
+            self._tokens += 1
+            return
+        while True:
+            if self._sleep(min(deadline.left, SLICE_S)):
+                self._tokens += 1
+                return
+            if self._writer.has_ended():
+                if posts.try_wait():  # SYNC(open.wait)
+                    self._tokens += 1
+                    return
+                raise self._find_writer_dead()
+            if deadline.over:
+                raise self._time_out(deadline)
+
+    def _await_body(self, deadline: Deadline) -> list[Buffer]:
+        """The body of the opened entry (R6); an older one, of a message that was given up, is dropped."""
+        assert self._opened is not None
+        due = self._opened[1]
+        while True:
+            parts = self._listen(deadline)
+            if parts is None:
+                raise self._time_out(deadline)
+            kind, sequence = unpack_head(self._key, self._nonce, parts)
+            if kind == BODY and sequence == due:
+                return self._take_body(parts[1:])
+
+    def _listen(self, deadline: Deadline) -> list[zmq.Frame] | None:
+        """What comes next over ZMQ; None at the deadline. PeerDied if the writer has ended and nothing is left."""
+        while not self._socket.poll(int(1e3 * min(deadline.left, SLICE_S))):
+            if self._writer_is_gone() and not self._socket.poll(int(1e3 * SLICE_S)):
+                raise self._find_writer_dead()
+            if deadline.over:
+                return None
+        parts: list[zmq.Frame] = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        return parts
+
+    def _copied(self, slot: int, at: int, nbytes: int) -> Buffer:
+        start = self._memory.layout.slot_at(slot) + at
+        return np.array(np.frombuffer(self._memory.mapping, np.uint8, nbytes, start))
+
+    def _check_due(self, sequence: int, due: int) -> None:
+        if sequence != due:
+            raise QuiesceError(
+                f"reader {self.rank} was told of message {due} and found {sequence}: the ring is broken"
+            )
+
+    @contextmanager
+    def _turns(self, timeout: float) -> Iterator[Deadline]:
+        deadline = Deadline(timeout)
+        if os.getpid() != self._pid:
+            raise WrongProcess(
+                "this reader was made in another process; attach one here by the ring's handle"
+            )
+        if not self._turn.acquire(timeout=min(timeout, threading.TIMEOUT_MAX)):
+            raise QuiesceTimeout(f"another thread has used the reader for {timeout:g} s")
+        try:
+            if self._closed:
+                raise Closed("this reader is closed")
+            if self._ended:
+                raise self._ended
+            yield deadline
+        finally:
+            self._turn.release()
+
+
+class RemoteReader(RingReader):
+    """The end of a reader of another machine: every message comes over ZMQ."""
+
+    def _open_memory(self, handle: RingHandle) -> None:
+        if not handle.ranks <= self.rank < handle.ranks + handle.remote:
+            raise ValueError(
+                f"rank is {self.rank}; the ring has remote ranks {handle.ranks} to {handle.ranks + handle.remote - 1}"
+            )
+
+    def _connect(self, handle: RingHandle) -> None:
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 5 * HEARTBEAT_MS)
+        # A connection that broke may have lost messages: it is not taken up again.
+        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        self._socket.connect(handle.remote_endpoint)
+
+    def _join(self) -> None:
+        self._socket.send_multipart(Hello(self.rank, 0, 0, self._nonce).pack(self._key))
+
+    def _leave(self) -> None:
+        self._socket.send(BYE, zmq.NOBLOCK)
+
+    def _writer_is_gone(self) -> bool:
+        return not self._socket.poll(0, zmq.POLLOUT)
+
+    def _next_frames(self, deadline: Deadline) -> list[Buffer]:
+        parts = self._listen(deadline)
+        if parts is None:
+            raise self._time_out(deadline)
+        kind, sequence = unpack_head(self._key, self._nonce, parts)
+        self._check_due(sequence, (self._cursor + 1) % MODULUS)  # type: ignore[operator]
+        self._cursor = sequence
+        self._socket.send_multipart([ACK, sequence.to_bytes(8, "little")], zmq.NOBLOCK)
+        if kind == CLOSE:
+            self._ended = Closed("the writer has closed the ring and everything was received")
+            raise self._ended
+        return self._take_body(parts[1:])
+
+
+class _Releaser:
+    """Tells the writer which slots this process has let go: from any thread, from within any other call.
+
+    Leases end when Python frees memory, which may be in the middle of this very object's work. So a notice is put
+    into a queue first, and whoever finds the queue not attended to empties it.
+    """
+
+    def __init__(self, memory: RingMemory, rank: int) -> None:
+        self.rank = rank
+        self._memory = memory
+        self._words = memory.ranks[rank]
+        self._pid = os.getpid()
+        self._queue: deque[int] = deque()
+        self._attended = threading.Lock()
+        self._told = 0
+
+    @action("Release", lambda self, result, slot: {"r": self.rank, "s": slot})
+    def release(self, slot: int) -> None:
+        """R4: the copy has ended, or the last view of the lease is gone."""
+        self.tell(slot)
+
+    def tell(self, notice: int) -> None:
+        self._queue.append(notice)
+        while self._queue and self._attended.acquire(blocking=False):
+            try:
+                while self._queue:
+                    ring = self._words.ring
+                    ring[self._told % len(ring)] = self._queue.popleft()
+                    self._told += 1
+                    self._words.notices.post()  # SYNC(release.post)
+                    self._memory.doorbell.post()  # SYNC(doorbell.post)
+            finally:
+                self._attended.release()
+
+    def unmapped(self, slot: int, lease: object) -> None:
+        _leases.discard(lease)
+        if os.getpid() == self._pid:  # not for the copy of a lease in a forked child
+            self.release(slot)
+
+
+# The weak references to leased mappings: they must outlive the reader that took them.
+_leases: set[Any] = set()
