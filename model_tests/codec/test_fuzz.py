@@ -207,6 +207,11 @@ def test_descriptors(found: list[bytes], parts: list[bytes], code: int) -> None:
         )
 
 
+def array_ext(kind: int, flags: int, rest: bytes, *shape: int) -> msgspec.msgpack.Ext:
+    head = struct.pack(f"<BBBBI{len(shape)}Q", kind, 3, flags, len(shape), 0, *shape)
+    return msgspec.msgpack.Ext(EXT, head + rest)
+
+
 def tensor_ext(
     frame: int, *shape: int, code: int = 4, flags: int = 0, rest: bytes = b""
 ) -> msgspec.msgpack.Ext:
@@ -240,6 +245,13 @@ REFUSED: dict[str, tuple[list[bytes], str]] = {
         message([tensor_ext(0, LIMIT // 4, flags=arrays.LAYOUT, rest=b"\x80a")] * 5, []),
         "more memory",
     ),
+    "array expanded beyond the limit": (
+        message([array_ext(arrays.NDARRAY, arrays.LAYOUT, b"\x80|u1a", LIMIT + 1)], []),
+        "more memory",
+    ),
+    "array with a gradient": (message([array_ext(arrays.NDARRAY, 1, b"|u1a", 1)], []), "flags 1"),
+    "scalar with a shape": (message([array_ext(arrays.SCALAR, 0, b"|u1a", 1)], []), "shape"),
+    "object dtype": (message([array_ext(arrays.NDARRAY, 0, b"|O8" + bytes(8), 1)], []), "plain numpy dtype"),
     "no permutation": (
         message([tensor_ext(0, 2, 2, flags=arrays.LAYOUT, rest=b"\0\0abcd")], []),
         "permutation",
