@@ -17,7 +17,7 @@ from quiesce.model.errors import SpecError
 from quiesce.model.jvm import Classes
 from quiesce.model.values import Function
 
-LET, SUBSTITUTION, ASSUMED_SUBSTITUTION, LABEL, APPLICATION, USER_OPERATOR = 10, 13, 30, 29, 9, 5
+LET, SUBSTITUTION, ASSUMED_SUBSTITUTION, LABEL, APPLICATION, OPERATOR_ARGUMENT = 10, 13, 30, 29, 9, 8
 EXISTS, FORALL, CASE, CONJUNCTION_LIST, DISJUNCTION_LIST, IF = 2, 3, 4, 6, 7, 11
 EQUAL, AND, OR, IN, UNCHANGED = 35, 36, 37, 42, 49
 CONJUNCTIONS, DISJUNCTIONS = (CONJUNCTION_LIST, AND), (DISJUNCTION_LIST, OR)
@@ -240,6 +240,9 @@ class Next:
             name = str(bound.getName())
             if name in seen:
                 raise SpecError(f"the action {name} is defined by itself; TLC cannot enumerate that")
+            for formal, argument in zip(bound.getParams(), node.getArgs(), strict=True):
+                if argument.getKind() == OPERATOR_ARGUMENT:
+                    context = context.cons(formal, self._tool.getVal(argument, context, False))
             within = Scope(context, name, tuple(bound.getParams()), self._is_start(node))
             self._define(bound.getBody(), within, (*seen, name))
         elif opcode in DISJUNCTIONS:

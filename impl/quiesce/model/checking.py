@@ -103,8 +103,8 @@ def _vacuous(model: Model, coverage: Mapping[str, int | None]) -> list[str]:
     for action, taken in coverage.items():
         if taken is None and action not in model.untaken:
             problems.append(
-                f"cannot tell whether {action} is ever taken: TLC counts it under another name, and it was "
-                f"not met in {SEARCHED_STATES:,} states; quantify over a constant set, or say why in `untaken`"
+                f"cannot tell whether {action} is ever taken: TLC counts it under another name, and none of "
+                f"{SEARCHED_STATES:,} states enables it; quantify over a constant set, or say why in `untaken`"
             )
         elif taken == 0 and action not in model.untaken:
             problems.append(f"the action {action} is never taken; mend the model, or say why in `untaken`")

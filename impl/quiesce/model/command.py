@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -43,13 +44,14 @@ def _check(
     jobs: Annotated[int, typer.Option(min=1, help="TLC processes at a time.")] = 2,
     timeout: Annotated[float, typer.Option(help="Seconds a run may take.")] = DEFAULT_TIMEOUT,
     heap: Annotated[int, typer.Option(min=64, help="Java heap of one run, in MiB.")] = 2048,
+    manifest_path: Annotated[Path | None, typer.Option("--manifest", help="Another manifest.toml.")] = None,
     pin: Annotated[bool, typer.Option("--pin", help="Write the numbers seen into the manifest.")] = False,
 ) -> None:
     """Check models and mutants with TLC. Exits with 0: all as pinned, 1: something found, 2: no answer."""
     error = Console(stderr=True, soft_wrap=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        manifest = manifests.load()
+        manifest = manifests.load(manifest_path)
         entries = select(manifest, names or [], large)
         show = not as_json
         judgements = run(manifest, entries, jobs=jobs, timeout=timeout, heap=heap << 20, show=show)

@@ -32,6 +32,7 @@ class FirstFalse:
         self._fun = classes["tlc2.tool.TLCStateFun"].Empty
         self._empty = classes["tlc2.tool.TLCState"].Empty
         self._cost = classes["tlc2.tool.coverage.CostModel"].DO_NOT_RECORD
+        self._throwable = classes.throwable
         self._sources: dict[str, list[str]] = {}
 
     def of(self, instance: Instance, before: Any) -> Reason:
@@ -47,7 +48,7 @@ class FirstFalse:
             arguments = list(node.getArgs())
             for index, argument in enumerate(arguments):
                 if not self._possible(arguments[: index + 1], context, before):
-                    if self._possible([argument], context, before):
+                    if self._stands_alone(argument, context, before):
                         return self._reason(argument, depth + index)
                     return self._find(argument, context, before, depth + index)
             return Reason("a constraint of the model", "in its configuration", depth + len(arguments))
@@ -61,6 +62,13 @@ class FirstFalse:
         if self._possible([node], context, before):
             return Reason("a constraint of the model", "in its configuration", depth + 1)
         return self._reason(node, depth)
+
+    def _stands_alone(self, conjunct: Any, context: Any, before: Any) -> bool:
+        """Whether a conjunct that is false after others is true, or has no meaning, without them."""
+        try:
+            return self._possible([conjunct], context, before)
+        except self._throwable:
+            return True
 
     def _possible(self, conjuncts: list[Any], context: Any, before: Any) -> bool:
         rest = self._nothing

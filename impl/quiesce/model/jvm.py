@@ -35,6 +35,7 @@ def start() -> None:
             str(_library()),
             f"-Xmx{HEAP >> 20}m",
             "-XX:+UseSerialGC",
+            "-Xrs",  # leaves Ctrl-C and SIGTERM to Python
             "-Djava.awt.headless=true",
             f"-Djava.io.tmpdir={scratch}",
             "--enable-native-access=ALL-UNNAMED",

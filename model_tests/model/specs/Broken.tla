@@ -1,0 +1,5 @@
+---- MODULE Broken ----
+VARIABLE x
+Init == x = 0 /\ y = 1
+Next == x' = 
+====

@@ -1,0 +1,5 @@
+---- MODULE Undeclared ----
+VARIABLE x
+Init == x = 0 /\ y = 1
+Next == x' = x
+====
