@@ -113,7 +113,7 @@ class EdgeCoverage:
 
 
 _NODE = re.compile(r'^(-?\d+) \[label="((?:[^"\\]|\\.)*)"(,style = filled)?\]')
-_EDGE = re.compile(r'^(-?\d+) -> (-?\d+) \[label="(\w*)"')
+_EDGE = re.compile(r'^(-?\d+) -> (-?\d+) \[label="([^"]*)"')
 _ESCAPED = re.compile(r"\\(.)")
 
 
