@@ -18,6 +18,14 @@ from quiesce.model import check, judge, manifest
 from quiesce.model.errors import ModelError, UnknownName
 
 Write = Callable[..., Path]
+ENDLESS = """
+[[model]]
+name = "post"
+protocol = "endless"
+module = "Endless"
+config = "Endless.cfg"
+proves = "nothing, for ever"
+"""
 
 
 def run(*arguments: str, path: Path) -> subprocess.CompletedProcess[str]:
@@ -132,9 +140,14 @@ def test_an_unknown_name_exits_with_2_and_offers_the_nearest(
 def test_no_answer_from_tlc_exits_with_2(write_manifest: Write) -> None:
     path = write_manifest()
     (path.parent / "Post.tla").write_text("---- MODULE Post ----\nx ==\n====\n")
-    done = run("lose", path=path)
+    config = path.parent / "MCFailing.cfg"
+    config.write_text(config.read_text().replace("PROPERTIES", "PROPERTIES Unheard"))
+    done = run("--json", "lose", "failing", path=path)
     assert done.returncode == 2
-    assert "no answer (parse)" in done.stdout
+    problems = {entry["name"]: " ".join(entry["problems"]) for entry in json.loads(done.stdout)}
+    assert "no answer (parse)" in problems["lose"]
+    assert "no answer (config): The property Unheard" in problems["failing"]
+    assert problems["deadlock"] == ""
 
 
 def test_a_run_may_not_take_for_ever(write_manifest: Write) -> None:
@@ -166,7 +179,7 @@ def test_pinning_does_not_pin_what_is_wrong(write_manifest: Write) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_command_leaves_nothing(number: int, write_manifest: Write, tmp_path: Path) -> None:
-    path = write_manifest(("MCPost.cfg", "Endless.cfg"), ('"MCPost"', '"Endless"'))
+    path = write_manifest(text=ENDLESS)
     (path.parent / "Endless.cfg").write_text('INIT Init\nNEXT Next\nCONSTANT Fault = "none"\n')
     scratch = tmp_path / "scratch"
     scratch.mkdir()

@@ -21,7 +21,7 @@ from quiesce.model import manifest as manifests
 from quiesce.model.checking import DEFAULT_TIMEOUT, Judgement, check, judge
 from quiesce.model.errors import ModelError
 from quiesce.model.manifest import LARGE, Manifest, Model, Mutant
-from quiesce.model.output import Progress
+from quiesce.model.output import CheckResult, Progress
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 HOLDS, FOUND, CANNOT = 0, 1, 2
@@ -102,6 +102,8 @@ def run(
             raise KeyboardInterrupt
         try:
             return judge(entry, check(entry, manifest=manifest, timeout=timeout, heap=heap, progress=tell))
+        except ModelError as problem:
+            return Judgement(entry, CheckResult("config"), (str(problem),), answered=False)
         finally:
             running.pop(entry.name, None)
 
