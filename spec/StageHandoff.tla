@@ -167,7 +167,7 @@ BeforeForward(r) ==
           /\ Fault = "only_metadata_waited" => metadata[r].taken = metadata[r].sent
           /\ queue' = IF unwaited THEN queue ELSE Ordered(queue, s, handles[r])
     /\ handles' = IF Fault = "waited_after_forward" THEN handles ELSE [handles EXCEPT ![r] = {}]
-    /\ block' = IF Fresh /\ block[output[r]].live THEN Freed(block, output[r]) ELSE block
+    /\ block' = IF Fresh /\ r \in Senders /\ block[output[r]].live THEN Freed(block, output[r]) ELSE block
     /\ at' = [at EXCEPT ![r] = "forward"]
     /\ UNCHANGED <<ran, busy, event, memory, step, output, receiving, metadata>>
 

@@ -192,7 +192,7 @@ class _Block:
     memory: np.ndarray[Any, Any]
     stream: SimulatedStream
     users: list[SimulatedStream] = field(default_factory=list)
-    hold: list[SimulatedEvent] = field(default_factory=list)
+    hold: list[tuple[SimulatedStream, int]] = field(default_factory=list)
 
 
 class SimulatedBackend:
@@ -253,6 +253,12 @@ class SimulatedBackend:
         """Enqueue a copy between device and pinned memory."""
         self.launch(_copy, (source,), (destination,))
 
+    def copy_pageable(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        """Enqueue a copy from pageable host memory, which has been read when the call returns."""
+        self.host_access(source)
+        read = source.clone()
+        self.launch(lambda target: target.copy_(read), (), (destination,))
+
     def enqueue(
         self,
         item: Item,
@@ -285,10 +291,8 @@ class SimulatedBackend:
     def wait(self, event: SimulatedEvent, stream: SimulatedStream | None = None) -> None:
         """Hold back later work on a stream (the current one)."""
         self._go_on()
-        if event.point is None:
-            return
         stream = stream or self._current
-        stream.queue.append(Item("wait", point=event.point))
+        stream.queue.append(Item("wait", point=event.point or (stream, 0)))
         stream.clock = join(stream.clock, event.clock)
 
     def query(self, event: SimulatedEvent) -> bool:
@@ -352,16 +356,16 @@ class SimulatedBackend:
     def _take(self, nbytes: int) -> _Block:
         for block in self._free:
             fits = block.stream is self._current and block.memory.nbytes >= nbytes
-            if fits and all(event.reached for event in block.hold):
+            if fits and all(stream.ran >= count for stream, count in block.hold):
                 self._free.remove(block)
-                for event in block.hold:
-                    self.clock = join(self.clock, event.clock)
+                for stream, count in block.hold:
+                    self.clock = join(self.clock, {stream.number: count})
                 block.hold.clear()
                 return block
         return _Block(np.zeros(-(-nbytes // 64) * 64, dtype=np.uint8), self._current)
 
     def _freed(self, block: _Block) -> None:
-        block.hold = [self.record(stream=user) for user in block.users]
+        block.hold = [(user, user.behind()) for user in block.users]
         block.users.clear()
         self._free.append(block)
 

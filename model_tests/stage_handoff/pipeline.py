@@ -6,6 +6,7 @@ link, or one step of a stream; what may move next is decided as the specificatio
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,10 @@ from quiesce.simulated_transport import SimulatedPeers, SimulatedTransport
 from quiesce.stage_handoff import Received, StageLink
 
 ELEMENTS = 6
+SCHEDULES = {"dev": 300, "ci": 5_000, "nightly": 100_000}[os.environ.get("QUIESCE_PROFILE", "dev")]
+"""Schedules that shipped code must survive."""
+DRAWS = 1_000
+"""Schedules among which a fault must show."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,7 @@ class Shape:
     gather: bool = False
     extra: bool = False
     wait_twice: bool = False
+    scratch: bool = True
     link: type[StageLink] = StageLink
     transport: type[SimulatedTransport] = SimulatedTransport
 
@@ -82,11 +88,9 @@ class Rank:
         if not (shape.fresh and number == 1):
             self.outputs = [self.backend.empty((ELEMENTS,), torch.int32)]
         if number == 2:
-            names = {"in": ELEMENTS // (2 if shape.gather else 1)}
-            self.memory = {"in": self.backend.empty((names["in"],), torch.int32)}
-            if shape.gather:
-                self.memory["whole"] = self.backend.empty((ELEMENTS,), torch.int32)
-            self.inputs = {"x": self.memory["whole" if shape.gather else "in"]}
+            # Slices are received into memory of the link's own.
+            self.memory = {"whole" if shape.gather else "in": self.backend.empty((ELEMENTS,), torch.int32)}
+            self.inputs = {"x": next(iter(self.memory.values()))}
         self.at = self._begins()
 
     def _begins(self) -> str:
@@ -188,7 +192,7 @@ class Rank:
 
     def _end(self) -> None:
         if self.at == "ended":
-            if self.shape.fresh and self.number == 1:
+            if self.shape.fresh and self.shape.scratch and self.number == 1:
                 # What any program does between steps: memory of its own, written and dropped.
                 scratch = self.backend.empty((ELEMENTS,), torch.int32)
                 self.backend.launch(lambda memory: memory.fill_(-7), writes=[scratch])
