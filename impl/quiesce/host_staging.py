@@ -66,7 +66,9 @@ class Staged:
         """Let go of the buffer until all `trackers` are done. Raises `NotQuiescent` before `settle`."""
         buffer = self._owned()
         if not self._settled:
-            raise NotQuiescent("the copy into this buffer may still be running; call settle() before you lend it")
+            raise NotQuiescent(
+                "the copy into this buffer may still be running; call settle() before you lend it"
+            )
         self._buffer = None
         self._staging.pool.lend(buffer, trackers)
         return buffer
@@ -109,11 +111,15 @@ class HostStaging:
         """
         size = tensor.numel() * tensor.element_size()
         if size > self.nbytes:
-            raise QuiesceError(f"a tensor of {size} bytes does not fit the pinned buffers of {self.nbytes} bytes")
+            raise QuiesceError(
+                f"a tensor of {size} bytes does not fit the pinned buffers of {self.nbytes} bytes"
+            )
         if self._closed:
             raise Closed("this staging was closed")
         if self.backend.capturing():
-            raise QuiesceError("nothing can be staged under graph capture; stage static outputs after the replay")
+            raise QuiesceError(
+                "nothing can be staged under graph capture; stage static outputs after the replay"
+            )
         buffer = self._take(timeout)
         view = buffer[:size].view(tensor.dtype).view(tensor.shape)
         produced = self.backend.record()

@@ -15,6 +15,7 @@ capture forward alone, with static inputs and outputs, and call the link between
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -353,6 +354,10 @@ class StageLink:
             dtype = getattr(torch, meta.dtype, None)
             if not isinstance(dtype, torch.dtype) or min(meta.shape, default=0) < 0:
                 raise DecodeError(f"tensor {meta.key!r} has dtype {meta.dtype!r} and shape {meta.shape}")
+            if meta.sliced and (self._parts == 1 or math.prod(meta.shape) % self._parts):
+                raise DecodeError(
+                    f"tensor {meta.key!r} comes in slices, but not in {self._parts}: see tensor_parallel"
+                )
             whole = into[meta.key] if meta.key in into else self.backend.empty(meta.shape, dtype)
             if tuple(whole.shape) != meta.shape or whole.dtype != dtype or not whole.is_contiguous():
                 raise DecodeError(

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-
 from model_tests.stage_handoff.pipeline import Shape, faulty
+
 from quiesce.errors import QuiesceTimeout
 from quiesce.simulated import SimulatedEvent, SimulatedStream
 from quiesce.simulated_transport import SimulatedTransport, TransferHandle

@@ -29,7 +29,9 @@ class Program:
             "b": self.backend.empty((2,), torch.int32),
             "p": self.backend.pinned(8).view(torch.int32),
         }
-        self.seen = {name: self.backend.alias(memory) for name, memory in self.memory.items() if memory is not None}
+        self.seen = {
+            name: self.backend.alias(memory) for name, memory in self.memory.items() if memory is not None
+        }
         self.calls = 0
 
     def call(self, action: str, parameters: Mapping[str, Any]) -> None:
@@ -226,7 +228,10 @@ def test_record_stream_keeps_memory_until_the_stream_has_used_it() -> None:
         assert (again.data_ptr() == address) == (not recorded)
         del again
         backend.world.drain()
-        addresses = {backend.empty((16,), torch.int32).data_ptr(), backend.empty((16,), torch.int32).data_ptr()}
+        addresses = {
+            backend.empty((16,), torch.int32).data_ptr(),
+            backend.empty((16,), torch.int32).data_ptr(),
+        }
         assert address in addresses
 
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from model_tests.stage_handoff.pipeline import ELEMENTS, SHAPES, Pipeline, Rank, Shape, meant
 from model_tests.stage_handoff.stager import Stager
+
 from quiesce.events import Event, observe
 from quiesce.model import Oracle
 from quiesce.simulated import SimulatedStream, SimulatedWorld
@@ -45,19 +45,24 @@ def version(memory: torch.Tensor, known: int) -> int:
 def items(stream: SimulatedStream, named: Mapping[SimulatedStream, Any]) -> tuple[Any, ...]:
     """A queue as the specification sees it: the kind of each item, and the point of each wait."""
     return tuple(
-        (item.kind, (named[item.point[0]], item.point[1])) if item.point else item.kind for item in stream.queue
+        (item.kind, (named[item.point[0]], item.point[1])) if item.point else item.kind
+        for item in stream.queue
     )
 
 
 def spec_items(queue: tuple[Any, ...]) -> tuple[Any, ...]:
     """The same of a queue in a state of the specification."""
     return tuple(
-        ("wait", (item["point"]["stream"], item["point"]["count"])) if item["kind"] == "wait" else item["kind"]
+        ("wait", (item["point"]["stream"], item["point"]["count"]))
+        if item["kind"] == "wait"
+        else item["kind"]
         for item in queue
     )
 
 
-def compare_streams(world: SimulatedWorld, state: Mapping[str, Any], named: Mapping[SimulatedStream, Any]) -> None:
+def compare_streams(
+    world: SimulatedWorld, state: Mapping[str, Any], named: Mapping[SimulatedStream, Any]
+) -> None:
     """Both have the same items in the same streams, as many finished, and the same ones running."""
     by_name = {name: stream for stream, name in named.items()}
     empty = SimulatedStream("", -1)
@@ -82,7 +87,9 @@ class Lockstep:
         self.blocks: dict[int, tuple[int, str]] = {}
         second = pipeline.ranks[1]
         self.blocks |= {memory.data_ptr(): (2, name) for name, memory in second.memory.items()}
-        self.blocks |= {memory.data_ptr(): (rank.number, "out") for rank in pipeline.ranks for memory in rank.outputs}
+        self.blocks |= {
+            memory.data_ptr(): (rank.number, "out") for rank in pipeline.ranks for memory in rank.outputs
+        }
 
     def named(self) -> dict[SimulatedStream, Any]:
         """The streams by the names of the specification: <<rank, kind>>."""
@@ -150,7 +157,8 @@ class Lockstep:
         hosts |= {
             step.parameters["r"]
             for step in steps
-            if step.action == "ReapMetadata" and self.state["at"][step.parameters["r"] - 1] in ("metadata", "more")
+            if step.action == "ReapMetadata"
+            and self.state["at"][step.parameters["r"] - 1] in ("metadata", "more")
             if self.pipeline.shape.flavour == "nccl"
             or not self.state["queue"][step.parameters["r"], "compute"]
         }
@@ -259,7 +267,9 @@ def test_every_action_of_the_specification_has_a_method() -> None:
     from quiesce.stage_handoff import StageLink
 
     by_caller = {"Forward"}
-    of_link = [name for name in Oracle.load("stage_handoff_nccl").actions if name not in STREAMS | {"Done", "Init"}]
+    of_link = [
+        name for name in Oracle.load("stage_handoff_nccl").actions if name not in STREAMS | {"Done", "Init"}
+    ]
     assert list(actions(StageLink)) == [name for name in of_link if name not in by_caller]
     # EndLoan is the transport's, Produce the caller's, Recycle the pool's.
     assert {**actions(HostStaging), **actions(Staged)}.keys() == {"Stage", "Settle", "Lend"}

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-
 from model_tests.stage_handoff import faults, stager
 from model_tests.stage_handoff.pipeline import DRAWS, SCHEDULES, SHAPES, Deadlock, Pipeline, Shape, meant
+
 from quiesce.errors import QuiesceTimeout
 from quiesce.model import manifest
 from quiesce.simulated import Choose, chooser

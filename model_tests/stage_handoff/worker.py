@@ -123,7 +123,9 @@ def run(job: Job) -> dict[str, Any]:
         world_size=world,
         timeout=timedelta(seconds=job.timeout),
     )
-    groups = [dist.new_group(list(range(s * job.parallel, (s + 1) * job.parallel))) for s in range(job.stages)]
+    groups = [
+        dist.new_group(list(range(s * job.parallel, (s + 1) * job.parallel))) for s in range(job.stages)
+    ]
     link = (WaitSkipped if job.dropped_wait else StageLink)(
         TorchTransport(gather_group=groups[stage_number]),
         source=(job.rank - job.parallel) % world,
