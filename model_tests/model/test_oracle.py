@@ -29,6 +29,7 @@ def assert_same_graph(module: Path, config: Config, oracle: Oracle, tmp_path: Pa
         config.without(["property"]),
         deadlock=False,
         timeout=100,
+        short=True,
         options=["-dump", "dot,actionlabels", str(dump)],
     )
     assert run.holds, run.message

@@ -19,7 +19,9 @@ from quiesce.model.output import CheckResult, Progress
 
 def failing(specs: Path, fault: str, only: str | None = "") -> CheckResult:
     config = Config.parse((specs / "MCFailing.cfg").read_text()).override({"Fault": f'"{fault}"'})
-    return tlc.run(specs / "MCFailing.tla", config if only == "" else config.only(only), timeout=100)
+    return tlc.run(
+        specs / "MCFailing.tla", config if only == "" else config.only(only), timeout=100, short=True
+    )
 
 
 def states(result: CheckResult) -> list[dict[str, object]]:
@@ -170,7 +172,7 @@ def test_progress_is_told_and_may_stop_the_run(specs: Path, nothing_left: Path) 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        tlc.run(specs / "Endless.tla", ENDLESS, progress=stop, timeout=100)
+        tlc.run(specs / "Endless.tla", ENDLESS, progress=stop, timeout=100, short=True)
     assert told == sorted(told, key=lambda progress: progress.seconds)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from quiesce.model import tlc
 from quiesce.model.errors import UnknownName
-from quiesce.model.manifest import DEADLOCK, Manifest, Model, Mutant, load
+from quiesce.model.manifest import DEADLOCK, SMALL, Manifest, Model, Mutant, load
 from quiesce.model.naming import SEARCHED_STATES, named_counterexample, named_coverage
 from quiesce.model.oracle import Oracle
 from quiesce.model.output import VIOLATIONS, CheckResult, Progress
@@ -64,6 +64,7 @@ def check(
         timeout=timeout,
         deadlock=isinstance(entry, Model) or entry.violates == DEADLOCK,
         coverage=isinstance(entry, Model),
+        short=model.size == SMALL,
         progress=progress,
     )
     if not named or not (result.coverage or result.counterexample):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -64,10 +66,16 @@ def _check(
     if as_json:
         print(json.dumps([as_data(judgement) for judgement in judgements], indent=2))
     else:
-        report(judgements, Console())
+        report(judgements, _output())
     if not all(judgement.answered for judgement in judgements):
         raise typer.Exit(CANNOT)
     raise typer.Exit(HOLDS if all(judgement.good for judgement in judgements) else FOUND)
+
+
+def _output() -> Console:
+    """Standard output; a file or a pipe has no width of its own, and gets one that names fit into."""
+    wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(width=150) if wide else Console()
 
 
 def select(manifest: Manifest, names: Sequence[str], large: bool) -> list[Model | Mutant]:
@@ -167,14 +175,15 @@ def _verdict(judgement: Judgement) -> Text:
 
 def report(judgements: Sequence[Judgement], console: Console) -> None:
     """Print the tables and, below them, what is wrong."""
-    models = Table("model", "what it proves", title="Models", title_justify="left")
+    models = _table("Models", "model", "what it proves")
     for heading in ("distinct states", "depth", "seconds"):
         models.add_column(heading, justify="right")
-    models.add_column("verdict")
-    mutants = Table("mutant", "the bug it reproduces", "violates", title="Mutants", title_justify="left")
+    models.add_column("verdict", no_wrap=True)
+    mutants = _table("Mutants", "mutant", "the bug it reproduces")
+    mutants.add_column("violates", no_wrap=True)
     for heading in ("steps", "seconds"):
         mutants.add_column(heading, justify="right")
-    mutants.add_column("verdict")
+    mutants.add_column("verdict", no_wrap=True)
     for judgement in judgements:
         entry, result = judgement.entry, judgement.result
         seconds = f"{result.seconds:.1f}"
@@ -198,6 +207,13 @@ def report(judgements: Sequence[Judgement], console: Console) -> None:
             console.print(f"{judgement.entry.name}: {problem}", style="red", markup=False, highlight=False)
         if isinstance(judgement.entry, Model) and judgement.result.counterexample:
             console.print(str(judgement.result.counterexample), markup=False, highlight=False)
+
+
+def _table(title: str, name: str, text: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(name, no_wrap=True)
+    table.add_column(text, min_width=30)
+    return table
 
 
 def as_data(judgement: Judgement) -> dict[str, Any]:
