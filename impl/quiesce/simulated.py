@@ -356,13 +356,17 @@ class SimulatedBackend:
     def _take(self, nbytes: int) -> _Block:
         for block in self._free:
             fits = block.stream is self._current and block.memory.nbytes >= nbytes
-            if fits and all(stream.ran >= count for stream, count in block.hold):
+            if fits and self._reusable(block):
                 self._free.remove(block)
                 for stream, count in block.hold:
                     self.clock = join(self.clock, {stream.number: count})
                 block.hold.clear()
                 return block
         return _Block(np.zeros(-(-nbytes // 64) * 64, dtype=np.uint8), self._current)
+
+    @staticmethod
+    def _reusable(block: _Block) -> bool:
+        return all(stream.ran >= count for stream, count in block.hold)
 
     def _freed(self, block: _Block) -> None:
         block.hold = [(user, user.behind()) for user in block.users]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -96,7 +97,20 @@ class TorchHandle:
                 f"{self._what}: the peer did not answer within {timeout:g} s. gloo has closed the connection for good: "
                 "make the process group anew, or allow more time"
             )
-        return PeerDied(f"{self._what}: the connection is gone ({str(error).splitlines()[0][:200]})")
+        return _gone(self._what, error)
+
+
+def _gone(what: str, error: RuntimeError) -> PeerDied:
+    return PeerDied(f"{what}: the connection is gone ({str(error).splitlines()[0][:200]})")
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """A connection that is found to be gone when something is posted, rather than when it is waited for."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise _gone(what, error) from error
 
 
 class TorchTransport:
@@ -123,8 +137,10 @@ class TorchTransport:
         # The receiver must know the size: gloo aborts a receive into a buffer that is too small.
         size = torch.frombuffer(bytearray(struct.pack("<q", len(message))), dtype=torch.uint8)
         body = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-        works = [dist.isend(t, to, group=self._metadata_group, tag=METADATA_TAG) for t in (size, body)]
-        return TorchHandle(works, (size, body), True, f"metadata from rank {self.rank} to rank {to}")
+        what = f"metadata from rank {self.rank} to rank {to}"
+        with _explained(what):
+            works = [dist.isend(t, to, group=self._metadata_group, tag=METADATA_TAG) for t in (size, body)]
+        return TorchHandle(works, (size, body), True, what)
 
     def receive_message(self, source: int, timeout: float) -> bytes:
         deadline = time.monotonic() + timeout
@@ -139,22 +155,23 @@ class TorchTransport:
     def _receive_bytes(self, size: int, source: int, deadline: float) -> bytes:
         buffer = bytearray(size)
         tensor = torch.frombuffer(buffer, dtype=torch.uint8)
-        work = dist.irecv(tensor, source, group=self._metadata_group, tag=METADATA_TAG)
         what = f"metadata from rank {source} to rank {self.rank}"
+        with _explained(what):
+            work = dist.irecv(tensor, source, group=self._metadata_group, tag=METADATA_TAG)
         TorchHandle([work], [tensor], True, what).wait(max(deadline - time.monotonic(), 1e-3))
         return bytes(buffer)
 
     def send(self, tensor: torch.Tensor, to: int) -> TorchHandle:
-        work = dist.isend(tensor.view(torch.uint8), to, group=self._device_group, tag=TENSOR_TAG)
-        return TorchHandle(
-            [work], [tensor], self._blocks_host, f"a tensor from rank {self.rank} to rank {to}"
-        )
+        what = f"a tensor from rank {self.rank} to rank {to}"
+        with _explained(what):
+            work = dist.isend(tensor.view(torch.uint8), to, group=self._device_group, tag=TENSOR_TAG)
+        return TorchHandle([work], [tensor], self._blocks_host, what)
 
     def receive(self, tensor: torch.Tensor, source: int) -> TorchHandle:
-        work = dist.irecv(tensor.view(torch.uint8), source, group=self._device_group, tag=TENSOR_TAG)
-        return TorchHandle(
-            [work], [tensor], self._blocks_host, f"a tensor from rank {source} to rank {self.rank}"
-        )
+        what = f"a tensor from rank {source} to rank {self.rank}"
+        with _explained(what):
+            work = dist.irecv(tensor.view(torch.uint8), source, group=self._device_group, tag=TENSOR_TAG)
+        return TorchHandle([work], [tensor], self._blocks_host, what)
 
     def gather(self, whole: torch.Tensor, part: torch.Tensor) -> TorchHandle:
         parts = dist.get_world_size(self._gather_group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from datetime import timedelta
@@ -45,7 +46,7 @@ def sender() -> dict[str, Any]:
     work = dist.isend(tensor, 1)
     tensor.fill_(7)
     dist.barrier()
-    # Ample time for a transfer that the peer has posted.
+    # The peer posts its receive now: ample time for the transfer.
     time.sleep(0.5)
     found["completed_before_wait"] = work.is_completed()
     work.wait(LIMIT)
@@ -75,8 +76,8 @@ def receiver() -> dict[str, Any]:
     """Rank 1."""
     found: dict[str, Any] = {}
     tensor = torch.zeros(1 << 20, dtype=torch.int32)
-    work = dist.irecv(tensor, 0)
     dist.barrier()
+    work = dist.irecv(tensor, 0)
     work.wait(LIMIT)
     found["arrived_changed"] = bool((tensor == 7).any())
     with StageLink(TorchTransport(), source=0, timeout=20.0) as link:
@@ -93,6 +94,22 @@ def receiver() -> dict[str, Any]:
     return found
 
 
+def left_alone() -> dict[str, Any]:
+    """Rank 0, whose peer has died: every call ends with an error of this library."""
+    found: dict[str, Any] = {}
+    calls = {
+        "receive": lambda link: link.irecv_tensor_dict(),
+        "send": lambda link: (link.isend_tensor_dict({"x": torch.zeros(1 << 20)}), link.before_forward()),
+        "close": lambda link: (link.isend_tensor_dict({"n": 1}), link.close(1.0)),
+    }
+    for name, call in calls.items():
+        try:
+            call(StageLink(TorchTransport(), source=1, to=1, timeout=5.0))
+        except QuiesceError as error:
+            found[name] = type(error).__name__
+    return found
+
+
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
@@ -105,4 +122,12 @@ if __name__ == "__main__":
     rank, store = int(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=LIMIT)
+    if sys.argv[3:] == ["dies"]:
+        dist.barrier()
+        if rank:
+            print("{}", flush=True)
+            os._exit(0)
+        print(json.dumps(left_alone()), flush=True)
+        # The group cannot be taken down in order without its peer.
+        os._exit(0)
     print(json.dumps(receiver() if rank else sender()))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from model_tests.stage_handoff.faulty_device import FAULTS
+from model_tests.stage_handoff.pipeline import DRAWS
 
 from quiesce.errors import NotQuiescent, QuiesceTimeout
-from quiesce.model import Oracle
-from quiesce.simulated import SimulatedBackend, SimulatedEvent, SimulatedWorld, chooser
+from quiesce.model import Oracle, Step, manifest
+from quiesce.simulated import Choose, SimulatedBackend, SimulatedEvent, SimulatedWorld, chooser
 
 STREAMS = {"Pass", "BeginWork", "EndWork"}
 
@@ -20,9 +22,9 @@ STREAMS = {"Pass", "BeginWork", "EndWork"}
 class Program:
     """Any program of AccessOrder.tla, on the simulated device: one method for each of its calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: type[SimulatedBackend] = SimulatedBackend) -> None:
         self.world = SimulatedWorld(lambda below: 0)
-        self.backend = SimulatedBackend(self.world, eager=False)
+        self.backend = device(self.world, eager=False)
         self.streams = {"s1": self.backend.current(), "s2": self.backend.stream("s2")}
         self.event = SimulatedEvent()
         self.memory: dict[str, torch.Tensor | None] = {
@@ -106,6 +108,37 @@ class Program:
         self.memory[b] = self.backend.empty((2,), torch.int32)
 
 
+def compare(oracle: Oracle, program: Program, state: Mapping[str, Any], steps: Sequence[Step]) -> None:
+    """Both agree on what is flagged and what may run next, and until a race on what lies in memory."""
+    streams = {stream: name for name, stream in program.streams.items()}
+    assert bool(program.world.order.races) == state["race"]
+    runnable = {(name, streams[stream]) for name, stream in program.world.runnable()}
+    assert runnable == {(step.action, step.parameters["s"]) for step in steps if step.action in STREAMS}
+    if program.memory["b"] is None and state["calls"] < oracle.evaluate("MaxCalls") and not state["race"]:
+        hand_out = any(program.backend._reusable(block) for block in program.backend._free)
+        assert hand_out == any(step.action == "Allocate" for step in steps)
+    if not state["race"]:
+        for name, meant in state["memory"].items():
+            assert meant <= 0 or program.seen[name].unique().tolist() == [meant]
+
+
+def run(program: Program, oracle: Oracle, choose: Choose) -> None:
+    """Make calls, and let streams run, as chosen among what the specification allows."""
+    (state,) = oracle.initial()
+    while True:
+        steps = [step for step in oracle.successors(state) if step.action != "Done"]
+        compare(oracle, program, state, steps)
+        if not steps:
+            return
+        # By kind first: there are many ways to launch.
+        kinds = sorted({step.action for step in steps})
+        kind = kinds[choose(len(kinds))]
+        steps = [step for step in steps if step.action == kind]
+        step = steps[choose(len(steps))]
+        program.call(step.action, step.parameters)
+        state = step.state
+
+
 @pytest.mark.parametrize("model", ["stream_events", "stream_everything"])
 def test_programs_run_as_the_specification_says(model: str) -> None:
     """The checker flags a program at the same call as in the specification; until then memory holds the same."""
@@ -113,23 +146,37 @@ def test_programs_run_as_the_specification_says(model: str) -> None:
 
     @given(st.data())
     def agree(data: st.DataObject) -> None:
-        program = Program()
-        (state,) = oracle.initial()
-        while steps := [step for step in oracle.successors(state) if step.action != "Done"]:
-            step = data.draw(st.sampled_from(steps))
-            program.call(step.action, step.parameters)
-            state = step.state
-            assert bool(program.world.order.races) == state["race"]
-            for name, meant in state["memory"].items():
-                values = program.seen[name].unique().tolist()
-                # After a race the specification no longer says what is read.
-                if meant > 0 and not state["race"]:
-                    assert values == [meant], (name, step)
-            if not state["race"] and not any(stream.queue for stream in program.streams.values()):
-                for name, meant in state["meant"].items():
-                    assert meant == 0 or program.seen[name].unique().tolist() == [meant]
+        run(Program(), oracle, lambda below: data.draw(st.integers(0, below - 1)) if below > 1 else 0)
 
     agree()
+
+
+@pytest.mark.parametrize("fault", sorted(FAULTS.keys() - {"wait_returns_early"}))
+def test_a_faulty_device_is_told_apart(fault: str) -> None:
+    """The mutants of the environment and of the checker, built: each departs from the specification."""
+    oracle = Oracle.load(manifest.load().mutants[fault].model)
+    for seed in range(DRAWS):
+        try:
+            run(Program(FAULTS[fault]), oracle, chooser(seed))
+        except AssertionError:
+            return
+    pytest.fail(f"{fault} was never told apart")
+
+
+@pytest.mark.parametrize("device", [SimulatedBackend, FAULTS["wait_returns_early"]])
+def test_synchronising_waits(device: type[SimulatedBackend]) -> None:
+    """The host goes on once the point is reached; the faulty device lets it go on before."""
+    backend = device(SimulatedWorld(chooser(0)), eager=False)
+    backend.launch(lambda: None)
+    event = backend.record()
+    backend.synchronize(event, 1.0)
+    assert event.reached == (device is SimulatedBackend)
+
+
+def test_every_fault_of_the_environment_is_built() -> None:
+    """The mutants of the manifest and the faulty devices have the same names."""
+    mutants = [m.name for m in manifest.load().mutants.values() if m.protocol == "stream_ordering"]
+    assert set(mutants) == set(FAULTS)
 
 
 def device() -> tuple[SimulatedBackend, Any]:

@@ -103,3 +103,12 @@ def test_a_silent_peer_ends_the_link(facts: Facts) -> None:
     """The wait for metadata is bounded, and the link cannot be used any more."""
     assert facts[0]["silence"] == "QuiesceTimeout"
     assert facts[0]["afterwards"] == "Closed"
+
+
+def test_a_dead_peer_ends_the_link(tmp_path: Path) -> None:
+    """A peer whose process is gone is reported by whatever is called next, within its time."""
+    store = str(tmp_path / "store")
+    survivor, _ = together("gloo_facts", [["0", store, "dies"], ["1", store, "dies"]])
+    assert survivor.keys() == {"receive", "send", "close"}
+    assert set(survivor.values()) <= {"PeerDied", "QuiesceTimeout"}
+    assert survivor["receive"] == "PeerDied"
