@@ -194,7 +194,8 @@ class Output:
             return "Deadlock"
         for code, text in self._messages:
             if code in (2107, 2108, 2110, 2112, 2146) and (match := _VIOLATED.search(text)):
-                return match[1]
+                # A property of an instantiated module is named by its place alone.
+                return " or ".join(self._properties) if match[1].startswith("line ") else match[1]
             if code == 2116:
                 return " or ".join(self._properties)
         return ""
