@@ -32,7 +32,8 @@
 (* closes. Abstracted: the semaphores by which cursors and notices travel  *)
 (* neither lose nor reorder (their order on weakly ordered CPUs is what    *)
 (* RingMemory is about); serialisation; the writer's own sleep; the        *)
-(* messages of the greeting, by which the writer alone gives out ranks.    *)
+(* messages of the greeting, by which the writer alone gives out ranks; a  *)
+(* publication that fails before Publish, whose slot is as if never taken. *)
 (*                                                                         *)
 (* To see it fail: Fault = "ignore_one_reader" breaks NoTornRead; the      *)
 (* manifest lists the others.                                              *)
@@ -215,6 +216,9 @@ Announce(kind, s) ==
     /\ step' = "posting"
     /\ unposted' = IF Fault = "notify_before_publish" THEN unposted ELSE admitted \ Remote
 
+\* The reader has not left, whether or not the writer has heard of it.
+Stays(r) == life[r] \in {"in", "dying"} /\ \A i \in DOMAIN notices[r] : notices[r][i].kind # "leave"
+
 \* R2: lend the slot to every admitted local reader and write the entry.
 Publish(s) ==
     /\ writer = "up" /\ step = "filled" /\ current = s
@@ -223,7 +227,7 @@ Publish(s) ==
     /\ slot' = [slot EXCEPT ![s] = "lent"]
     /\ holders' = [holders EXCEPT ![s] = IF Fault = "holders_after_posts" THEN {} ELSE admitted \ Remote]
     /\ loans' = loans \union {[buffer |-> s, reader |-> r, version |-> Next_] :
-                              r \in {q \in admitted \ Remote : life[q] \in {"in", "dying"}}}
+                              r \in {q \in admitted \ Remote : Stays(q)}}
     /\ UNCHANGED <<writer, current, loaned, admitted, content, posts, notices, bodies, readerVars>>
 
 \* R6: the message is too long for a slot, or none came free in time.
@@ -267,18 +271,22 @@ Close ==
 
 \* The writer hears the oldest notice of a local reader.
 Heard(r, kind) ==
-    /\ writer = "up" /\ notices[r] # <<>> /\ Head(notices[r]).kind = kind
+    /\ writer = "up" /\ life[r] \notin {"out", "joining"} /\ notices[r] # <<>> /\ Head(notices[r]).kind = kind
     /\ notices' = [notices EXCEPT ![r] = Tail(@)]
 
-\* A reader comes in between two messages, and the next one is its first. Whoever had the rank before is forgotten.
+\* A reader comes in between two messages, and the next one is its first. R5: nothing is left of who had the rank before.
 Admit(r) ==
     /\ writer = "up" /\ step = "idle" /\ life[r] = "joining"
     /\ admitted' = admitted \union {r}
     /\ life' = [life EXCEPT ![r] = "in"]
     /\ cursor' = [cursor EXCEPT ![r] = sequence]
     /\ got' = [got EXCEPT ![r] = sequence]
+    /\ bodies' = [bodies EXCEPT ![r] = <<>>]
+    /\ IF r \in Remote THEN UNCHANGED <<posts, notices>> ELSE
+       /\ posts' = [posts EXCEPT ![r] = IF Fault = "counted_twice" THEN @ ELSE 0]
+       /\ notices' = [notices EXCEPT ![r] = IF Fault = "stale_notices" THEN @ ELSE <<>>]
     /\ UNCHANGED <<writer, step, current, sequence, unsent, unposted, slot, loaned, holders,
-                   sharedVars, sleep, opened, copying, grip, loans>>
+                   content, entries, sleep, opened, copying, grip, loans>>
 
 \* R4
 HearRelease(r) ==
@@ -303,14 +311,17 @@ Exclude(r) ==
     /\ writer = "up" /\ step = "idle"
     /\ life[r] = "dead" \/ (Fault = "exclude_while_dying" /\ life[r] = "dying")
     /\ admitted' = admitted \ {r}
-    /\ bodies' = [bodies EXCEPT ![r] = <<>>]
     /\ life' = [life EXCEPT ![r] = IF @ = "dead" THEN "out" ELSE @]
-    /\ IF r \in Remote THEN UNCHANGED <<holders, notices, posts>> ELSE
-       /\ holders' = [s \in Slots |-> holders[s] \ {r}]
-       /\ notices' = [notices EXCEPT ![r] = IF Fault = "stale_notices" THEN @ ELSE <<>>]
-       /\ posts' = [posts EXCEPT ![r] = IF Fault = "counted_twice" THEN @ ELSE 0]
+    /\ holders' = [s \in Slots |-> holders[s] \ {r}]
     /\ UNCHANGED <<writer, step, current, sequence, unsent, unposted, slot, loaned,
-                   content, entries, sleep, cursor, opened, copying, grip, got, loans>>
+                   sharedVars, sleep, cursor, opened, copying, grip, got, loans>>
+
+\* A reader that left has let everything go; the rank is empty again.
+Vacate(r) ==
+    /\ writer = "up" /\ step = "idle"
+    /\ life[r] \in {"left", "dying", "dead"} /\ r \notin admitted /\ \A s \in Slots : r \notin holders[s]
+    /\ life' = [life EXCEPT ![r] = "out"]
+    /\ UNCHANGED <<writerVars, sharedVars, sleep, cursor, opened, copying, grip, got, loans>>
 
 \* R4, R8
 Recycle(s) ==
@@ -421,7 +432,7 @@ TakeBody(r) ==
 
 \* R7: the wait for a body runs out; the reader still waits for that body when it comes back.
 TimeOut(r) ==
-    /\ life[r] = "in" /\ opened[r].kind = "body" /\ bodies[r] = <<>>
+    /\ life[r] = "in" /\ opened[r].kind = "body"
     /\ opened' = [opened EXCEPT ![r] = IF Fault = "forget_pending_body" THEN Nothing ELSE @]
     /\ UNCHANGED <<writerVars, sharedVars, life, sleep, cursor, copying, grip, got, loans>>
 
@@ -441,9 +452,10 @@ FindWriterDead(r) ==
     /\ life' = [life EXCEPT ![r] = "left"]
     /\ UNCHANGED <<writerVars, sharedVars, sleep, cursor, opened, copying, grip, got, loans>>
 
-\* A kill has been sent; the process may still be in the middle of a read.
+\* A kill has been sent; the process may still be in the middle of a read. One that is killed while it joins has sent
+\* its greeting, and is let in and found dead like any other.
 Kill(r) ==
-    /\ r \in Mortal /\ life[r] \in {"joining", "in", "left"}
+    /\ r \in Mortal /\ life[r] \in {"in", "left"}
     /\ life' = [life EXCEPT ![r] = "dying"]
     /\ UNCHANGED <<writerVars, sharedVars, sleep, cursor, opened, copying, grip, got, loans>>
 
@@ -482,6 +494,7 @@ WriterNext ==
     \/ \E r \in Local : HearRelease(r)
     \/ \E r \in Local : HearLeave(r)
     \/ \E r \in Readers : Exclude(r)
+    \/ \E r \in Local : Vacate(r)
     \/ \E s \in Slots : Recycle(s)
     \/ KillWriter
 

@@ -321,12 +321,12 @@ class BroadcastRing:
         self._lent[slot] = self._sequence
         self._unsent = {rank for rank in readers if not self._is_local(rank)}
         if self._unsent:
-            self._body = _private(frames)
+            self._body = self._private(frames)
 
     @action("Overflow")
     def _overflow(self, frames: list[Buffer]) -> None:
         # R6: the caller may write its memory when publish returns, long before ZMQ has read the last of it.
-        self._body = _private(frames)
+        self._body = self._private(frames)
         self._announce(OVERFLOWED, _NO_SLOT, 0, len(frames))
         self._unsent = self._admitted()
 
@@ -407,12 +407,16 @@ class BroadcastRing:
     def _complete(self) -> int:
         """Finish the publication under way, also one that an exception cut short between two readers."""
         if self._step == "posting":
-            for rank in sorted(self._unsent):
-                self._send_body(rank)
             for rank in sorted(self._unposted):
                 self._post(rank)
+            for rank in sorted(self._unsent):
+                self._send_body(rank)
             self._return()
         return self._sequence
+
+    @staticmethod
+    def _private(frames: list[Buffer]) -> list[Buffer]:
+        return [np.array(np.frombuffer(frame, np.uint8)) for frame in frames]
 
     def _plan(self, frames: list[Buffer]) -> tuple[int | None, list[int] | None]:
         """The loan that carries the message, if one does; and where in a slot its table and frames go."""
@@ -627,10 +631,6 @@ def _dropped(dropped: deque[int], memory: RingMemory, slot: int, _: object) -> N
     # May run anywhere, in any thread, in the middle of anything: so it only leaves word.
     dropped.append(slot)
     memory.doorbell.post()
-
-
-def _private(frames: list[Buffer]) -> list[Buffer]:
-    return [np.array(np.frombuffer(frame, np.uint8)) for frame in frames]
 
 
 def _address(frame: Buffer) -> int:

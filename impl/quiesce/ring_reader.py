@@ -258,7 +258,7 @@ class RingReader:
             if self._sleep(min(deadline.left, SLICE_S)):
                 self._tokens += 1
                 return
-            if self._writer.has_ended():
+            if self._writer_is_gone():
                 if posts.try_wait():  # SYNC(open.wait)
                     self._tokens += 1
                     return

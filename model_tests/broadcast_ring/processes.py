@@ -1,0 +1,158 @@
+"""Reader and writer processes for the tests: they attach by the handle's JSON, and can die at any action."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from quiesce import errors, events
+from quiesce.broadcast_ring import BroadcastRing
+from quiesce.ring_reader import RemoteReader, RingReader
+from quiesce.ring_wire import RingHandle
+
+START_S = 60.0
+"""Seconds a process may take to start and import torch on a busy machine."""
+
+
+def numbers(index: int, size: int) -> torch.Tensor:
+    """What message `index` holds: any mixture with another message, or a hole, changes the check."""
+    return torch.arange(size, dtype=torch.int64) + index * 1_000_003
+
+
+def check(message: dict[str, Any], index: int) -> None:
+    assert message["index"] == index, f"got message {message['index']}, due is {index}"
+    size = message["numbers"].numel()
+    assert torch.equal(message["numbers"], numbers(index, size)), f"message {index} is torn"
+    message["numbers"].add_(1)
+    assert torch.equal(message["numbers"], numbers(index, size) + 1), (
+        f"message {index} is not this reader's own"
+    )
+
+
+def die_at(action: str, phase: str, count: int) -> Any:
+    """An observer that kills this process at the `count`-th such edge."""
+    left = [count]
+
+    def observer(event: events.Event) -> None:
+        if (event.action, event.phase) == (action, phase):
+            left[0] -= 1
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return observer
+
+
+def read_all(handle: str, rank: int, keep: int, fault: str = "", remote: bool = False) -> int:
+    """Receive and check everything, keeping the last `keep` messages; returns how many there were."""
+    torch.set_num_threads(1)  # the pool of a forked process's parent is not there
+    with events.observe(die_at(*_edge(fault))) if fault else _nothing():
+        reader = (RemoteReader if remote else RingReader)(RingHandle.from_json(handle), rank)
+        with reader:
+            reader.wait_until_ready(START_S)
+            first, count, kept = None, 0, []
+            while True:
+                try:
+                    message = reader.receive(START_S)
+                except errors.Closed:
+                    break
+                first = message["index"] if first is None else first
+                check(message, first + count)
+                count += 1
+                kept.append((message, first + count - 1))
+                if len(kept) > keep:
+                    old, index = kept.pop(0)
+                    assert torch.equal(old["numbers"], numbers(index, old["numbers"].numel()) + 1), (
+                        "a lease was torn"
+                    )
+            if fault.startswith("Leave"):
+                reader.close()
+    return count
+
+
+def write_all(fault: str, sizes: list[int], rounds: int, readers: int) -> None:
+    """Say the handle, then publish; for tests in which the writer dies."""
+    with events.observe(die_at(*_edge(fault))) if fault else _nothing():
+        with BroadcastRing(readers, slots=2, slot_bytes=2 << 20, window=4, patience=0.001) as ring:
+            say(ring.handle.to_json())
+            ring.wait_until_ready(START_S)
+            for index in range(rounds):
+                tensor = numbers(index, sizes[index % len(sizes)])
+                if index % 3 == 1 and tensor.nbytes <= 2 << 20:
+                    loan = ring.empty(tensor.shape, tensor.dtype)
+                    loan.copy_(tensor)
+                    tensor = loan
+                    del loan
+                ring.publish({"index": index, "numbers": tensor}, START_S)
+
+
+def _edge(fault: str) -> tuple[str, str, int]:
+    action, phase, count = fault.split(".")
+    return action, phase, int(count)
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+class Child:
+    """One of these functions, run in a process of its own that has everything imported already."""
+
+    _context: Any = None
+
+    def __init__(self, function: str, *arguments: object) -> None:
+        if Child._context is None:
+            Child._context = multiprocessing.get_context("forkserver")
+            Child._context.set_forkserver_preload([__name__])
+        self._pipe, theirs = Child._context.Pipe()
+        self.process = Child._context.Process(target=_run, args=(theirs, function, arguments), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def hears(self, timeout: float = 2 * START_S) -> Any:
+        """The next thing it says; the last is what it returns."""
+        assert self._pipe.poll(timeout), "the process says nothing"
+        try:
+            said = self._pipe.recv()
+        except EOFError:
+            raise AssertionError(f"the process ended with {self.exit_code()}") from None
+        assert not isinstance(said, str) or not said.startswith("Traceback"), said
+        return said
+
+    def exit_code(self, timeout: float = START_S) -> int | None:
+        self.process.join(timeout)
+        return self.process.exitcode
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self._pipe.close()
+
+
+def _run(pipe: Any, function: str, arguments: tuple[Any, ...]) -> None:
+    global say
+    say = pipe.send
+    try:
+        pipe.send(globals()[function](*arguments))
+    except BaseException:
+        pipe.send(traceback.format_exc())
+
+
+def say(_: object) -> None:
+    """Tell the parent something."""
+
+
+def until(condition: Any, timeout: float = START_S) -> None:
+    """Wait for something that another process does."""
+    end_at = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end_at, "it did not happen"
+        time.sleep(0.01)
