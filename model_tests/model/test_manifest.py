@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from quiesce.model import manifest
+from quiesce.model import Oracle, manifest
+from quiesce.model.graph import Graph
 from quiesce.model.manifest import DEADLOCK, Manifest, Model, Mutant
 from quiesce.model.paths import spec_directory
 
@@ -47,12 +48,33 @@ def test_every_claim_is_broken_by_some_mutant() -> None:
 
 
 def test_every_fault_stands_in_a_specification() -> None:
-    texts = [path.read_text(encoding="utf-8") for path in spec_directory().rglob("*.tla")]
-    missing = {name for name in PROJECT.mutants if not any(f'"{name}"' in text for text in texts)}
-    assert not missing
+    text = "\n".join(path.read_text(encoding="utf-8") for path in spec_directory().rglob("*.tla"))
+    faults = {mutant.overrides["Fault"].strip('"') for mutant in PROJECT.mutants.values()}
+    assert not {fault for fault in faults if not any(_stands(part, text) for part in _splits(fault))}
+
+
+def _splits(fault: str) -> list[tuple[str, ...]]:
+    """The fault's name whole, and put together of two strings, as "without_" \\o position."""
+    ends = [index + 1 for index, character in enumerate(fault) if character == "_"]
+    return [(fault,), *((fault[:end], fault[end:]) for end in ends)]
+
+
+def _stands(parts: tuple[str, ...], text: str) -> bool:
+    return all(f'"{part}"' in text for part in parts)
 
 
 def test_every_configuration_is_in_the_manifest() -> None:
     listed = {model.config for model in PROJECT.models.values()}
     unlisted = {path.name for path in PROJECT.directory.glob("*.cfg")} - listed
     assert not unlisted
+
+
+SMALL_ENOUGH = 1_500
+BY_SIZE = sorted(PROJECT.models.values(), key=lambda model: -(model.distinct or 0))
+SMALLEST = {model.protocol: model for model in BY_SIZE if model.distinct}
+TINY = [model for model in SMALLEST.values() if (model.distinct or 0) <= SMALL_ENOUGH]
+
+
+@pytest.mark.parametrize("model", TINY, ids=lambda model: model.name)
+def test_the_oracle_finds_the_pinned_number_of_states(model: Model) -> None:
+    assert len(Graph.explore(Oracle.load(model.name)).states) == model.distinct

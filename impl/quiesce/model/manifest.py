@@ -51,6 +51,11 @@ class Mutant:
     depth: int | None = None
     set: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def overrides(self) -> dict[str, str]:
+        """The constants it overrides: `Fault`, which is its name unless `set` says otherwise, and those of `set`."""
+        return {"Fault": f'"{self.name}"', **self.set}
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -89,7 +94,7 @@ class Manifest:
             raise ModelError(f"model {model.name}: cannot read {path}: {error.strerror}") from error
         config = Config.parse(text, path.name).override(model.set)
         if isinstance(entry, Mutant):
-            config = config.override({"Fault": f'"{entry.name}"', **entry.set})
+            config = config.override(entry.overrides)
             config = config.only(None if entry.violates == DEADLOCK else entry.violates)
         return config
 

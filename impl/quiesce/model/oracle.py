@@ -97,7 +97,7 @@ class Oracle:
             mutant = manifest.find(fault)
             if not isinstance(mutant, Mutant):
                 raise UnknownName("mutant", fault, manifest.mutants)
-            config = config.override({"Fault": f'"{fault}"', **mutant.set})
+            config = config.override(mutant.overrides)
         module = manifest.directory / f"{model.module}.tla"
         key = (module, config.text(), constrained)
         with _loading:
