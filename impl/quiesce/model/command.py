@@ -157,7 +157,7 @@ def _watch(
 def _line(name: str, progress: Progress) -> str:
     line = f"  {name}: {progress.seconds:.0f} s"
     if progress.generated:
-        rate = progress.generated / max(progress.seconds, 0.001)
+        rate = progress.generated / max(progress.printed, 0.001)
         line += f", {progress.distinct:,} distinct, {rate:,.0f} generated/s, {progress.queue:,} on the queue"
     return line
 

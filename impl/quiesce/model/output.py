@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,13 +48,17 @@ _NO_ERROR = frozenset({2102, 2114, 2116, 2121, 2264, *_STATES})
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is: the numbers that TLC printed last (it does once a minute), and the wall clock."""
+    """How far a run is: `seconds` since it began, and what TLC said last, `printed` seconds after it began.
+
+    TLC says so after some seconds, and then once a minute.
+    """
 
     seconds: float = 0.0
     generated: int = 0
     distinct: int = 0
     queue: int = 0
     depth: int = 0
+    printed: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -121,14 +125,11 @@ class CheckResult:
 
 
 class Output:
-    """Reads TLC's output line by line; `progress` is called as it says how far it is."""
+    """Reads TLC's output line by line; `latest` is how far it said it is."""
 
-    def __init__(
-        self, properties: tuple[str, ...] = (), progress: Callable[[Progress], None] | None = None
-    ) -> None:
+    def __init__(self, properties: tuple[str, ...] = ()) -> None:
         self.latest = Progress()
         self._properties = properties
-        self._tell = progress
         self._open: list[tuple[int, list[str]]] = []
         self._messages: list[tuple[int, str]] = []
         self._outside: list[str] = []
@@ -148,8 +149,6 @@ class Output:
         if code == 2200 and (match := _PROGRESS.search(text)):
             depth, generated, distinct, queue = (int(group.replace(",", "")) for group in match.groups())
             self.latest = Progress(0.0, generated, distinct, queue, depth)
-            if self._tell:
-                self._tell(self.latest)
         elif code == 2199 and (match := _STATS.search(text)):
             generated, distinct, queue = (int(group.replace(",", "")) for group in match.groups())
             self.latest = Progress(0.0, generated, distinct, queue, self.latest.depth)

@@ -111,12 +111,15 @@ def _follow(
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
             rest = b""
+            latest, printed = output.latest, 0.0
             while True:
                 now = time.monotonic() - began
                 if now >= timeout:
                     return None
+                if output.latest is not latest:
+                    latest, printed = output.latest, now
                 if progress:
-                    progress(replace(output.latest, seconds=now))
+                    progress(replace(latest, seconds=now, printed=printed))
                 if not selector.select(min(TICK, timeout - now)):
                     continue
                 chunk = os.read(process.stdout.fileno(), 1 << 16)
