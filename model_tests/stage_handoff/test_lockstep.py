@@ -18,7 +18,7 @@ from model_tests.stage_handoff.pipeline import ELEMENTS, SHAPES, Pipeline, Rank,
 from model_tests.stage_handoff.stager import Stager
 
 from quiesce.events import Event, observe
-from quiesce.model import Oracle
+from quiesce.model import Oracle, manifest
 from quiesce.simulated import SimulatedStream, SimulatedWorld
 
 MODELS: dict[str, Shape] = {
@@ -83,6 +83,7 @@ class Lockstep:
     def __init__(self, oracle: Oracle, pipeline: Pipeline):
         self.oracle = oracle
         self.pipeline = pipeline
+        self.taken: set[str] = set()
         (self.state,) = oracle.initial()
         self.blocks: dict[int, tuple[int, str]] = {}
         second = pipeline.ranks[1]
@@ -98,6 +99,7 @@ class Lockstep:
     def take(self, action: str, **parameters: Any) -> None:
         """The specification takes the step that the implementation took."""
         (self.state,) = self.oracle.step(self.state, action, **parameters)
+        self.taken.add(action)
 
     def move(self, mover: Rank | SimulatedStream) -> None:
         """One move of the implementation, and all the steps that it stands for."""
@@ -188,6 +190,42 @@ def test_pipeline_and_specification_agree(model: str) -> None:
         assert all(at == "done" for at in lockstep.state["at"])
 
     agree()
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    "model",
+    [
+        "stage_handoff_gloo",
+        "stage_handoff_extra",
+        pytest.param("stage_handoff_gather", marks=pytest.mark.nightly),
+    ],
+)
+def test_every_schedule_agrees(model: str) -> None:
+    """Not a sample: from every state that any schedule leads to, every move is made, and both agree.
+
+    Calls that are several steps of the specification are made whole.
+    """
+    oracle = Oracle.load(model)
+    seen = set()
+    taken: set[str] = set()
+    frontier: list[list[int]] = [[]]
+    while frontier:
+        path = frontier.pop()
+        pipeline = Pipeline(lambda below: 0, MODELS[model])
+        lockstep = Lockstep(oracle, pipeline)
+        for choice in path:
+            lockstep.move(list(pipeline.moves())[choice])
+        lockstep.compare()
+        taken |= lockstep.taken
+        if lockstep.state in seen:
+            continue
+        seen.add(lockstep.state)
+        lockstep.compare_moves()
+        moves = len(list(pipeline.moves()))
+        frontier += [[*path, choice] for choice in range(moves)]
+        assert moves or pipeline.ranks[1].results == meant(pipeline.shape)
+    assert taken == set(oracle.actions) - set(manifest.load().models[model].untaken) - {"Done"}
 
 
 def test_the_shapes_of_other_tests_are_modelled() -> None:
