@@ -179,6 +179,8 @@ class RingMemory:
         fd = os.memfd_create("quiesce-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.fchmod(fd, 0o600)
+            if layout.total > available_memory():
+                raise OSError(errno.ENOMEM, "that is more than is free")
             os.posix_fallocate(fd, 0, layout.total)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             memory = cls(fd, layout)
@@ -230,6 +232,17 @@ class RingMemory:
         except BaseException:
             os.close(mine)
             raise
+
+
+def available_memory() -> int:
+    """Bytes that can be had without swapping or exceeding the control group; reserving more gets somebody killed."""
+    with open("/proc/meminfo") as info:
+        free = next(int(line.split()[1]) << 10 for line in info if line.startswith("MemAvailable"))
+    try:
+        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as used:
+            return min(free, int(limit.read()) - int(used.read()))
+    except (OSError, ValueError):
+        return free  # no control group, or no limit
 
 
 def round_up(n: int, unit: int) -> int:

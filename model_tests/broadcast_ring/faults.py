@@ -8,7 +8,9 @@ from typing import Any
 
 from quiesce.broadcast_ring import BroadcastRing
 from quiesce.codec import Buffer
+from quiesce.errors import QuiesceTimeout
 from quiesce.ring_reader import RingReader
+from quiesce.ring_wire import Deadline
 
 
 class IgnoreOneReader(BroadcastRing):
@@ -100,10 +102,9 @@ class LeaveDropsLeases(BroadcastRing):
 
 class NoOverflow(BroadcastRing):
     def _await_slot(self, deadline: Any) -> int | None:
-        slot = super()._await_slot(deadline)
-        while slot is None:
-            time.sleep(0.01)
-            slot = super()._await_slot(deadline)
+        slot = super()._await_slot(Deadline(1.0))
+        if slot is None:
+            raise QuiesceTimeout("it would wait for ever")
         return slot
 
 
@@ -165,7 +166,7 @@ class WriterDeathUnnoticed(RingReader):
         return False
 
 
-WRITERS = {
+WRITERS: dict[str, type[BroadcastRing]] = {
     "ignore_one_reader": IgnoreOneReader,
     "holders_after_posts": HoldersAfterPosts,
     "notify_before_publish": NotifyBeforePublish,
@@ -177,7 +178,7 @@ WRITERS = {
     "stale_notices": StaleNotices,
     "leave_drops_leases": LeaveDropsLeases,
 }
-READERS = {
+READERS: dict[str, type[RingReader]] = {
     "release_before_copy": ReleaseBeforeCopy,
     "lease_not_honoured": LeaseNotHonoured,
     "release_with_a_view": ReleaseWithAView,

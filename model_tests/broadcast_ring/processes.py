@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
 import time
 import traceback
@@ -20,6 +21,10 @@ from quiesce.ring_wire import RingHandle
 
 START_S = 60.0
 """Seconds a process may take to start and import torch on a busy machine."""
+
+
+_says: list[Any] = []
+"""How a child talks to its parent."""
 
 
 def numbers(index: int, size: int) -> torch.Tensor:
@@ -79,18 +84,28 @@ def read_all(handle: str, rank: int, keep: int, fault: str = "", remote: bool = 
 
 def write_all(fault: str, sizes: list[int], rounds: int, readers: int) -> None:
     """Say the handle, then publish; for tests in which the writer dies."""
-    with events.observe(die_at(*_edge(fault))) if fault else _nothing():
-        with BroadcastRing(readers, slots=2, slot_bytes=2 << 20, window=4, patience=0.001) as ring:
-            say(ring.handle.to_json())
-            ring.wait_until_ready(START_S)
-            for index in range(rounds):
-                tensor = numbers(index, sizes[index % len(sizes)])
-                if index % 3 == 1 and tensor.nbytes <= 2 << 20:
-                    loan = ring.empty(tensor.shape, tensor.dtype)
-                    loan.copy_(tensor)
-                    tensor = loan
-                    del loan
-                ring.publish({"index": index, "numbers": tensor}, START_S)
+    ring = BroadcastRing(readers, slots=2, slot_bytes=2 << 20, window=4, patience=0.001)
+    with events.observe(die_at(*_edge(fault))) if fault else _nothing(), ring:
+        _says[0](ring.handle.to_json())
+        ring.wait_until_ready(START_S)
+        for index in range(rounds):
+            tensor = numbers(index, sizes[index % len(sizes)])
+            if index % 3 == 1 and tensor.nbytes <= 2 << 20:
+                loan = ring.empty(tensor.shape, tensor.dtype)
+                loan.copy_(tensor)
+                tensor = loan
+                del loan
+            ring.publish({"index": index, "numbers": tensor}, START_S)
+
+
+def create_within(limit: int) -> str:
+    """What a ring says that asks for more than a full file system, or a quota, gives."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    try:
+        BroadcastRing(1, slots=2, slot_bytes=limit)
+    except errors.ResourceExhausted as error:
+        return str(error)
+    return "it was made"
 
 
 def _edge(fault: str) -> tuple[str, str, int]:
@@ -138,16 +153,11 @@ class Child:
 
 
 def _run(pipe: Any, function: str, arguments: tuple[Any, ...]) -> None:
-    global say
-    say = pipe.send
+    _says.append(pipe.send)
     try:
         pipe.send(globals()[function](*arguments))
     except BaseException:
         pipe.send(traceback.format_exc())
-
-
-def say(_: object) -> None:
-    """Tell the parent something."""
 
 
 def until(condition: Any, timeout: float = START_S) -> None:

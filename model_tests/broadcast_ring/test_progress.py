@@ -1,0 +1,153 @@
+"""What must happen does: no post is slept through, no publication waits for ever, no death goes unnoticed."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from model_tests.broadcast_ring.faults import (
+    DeathUnnoticed,
+    NoOverflow,
+    SleepAfterCheck,
+    WriterDeathUnnoticed,
+)
+from model_tests.broadcast_ring.processes import START_S, Child, RingHandle, until
+
+from quiesce.broadcast_ring import BroadcastRing
+from quiesce.errors import PeerDied, QuiesceTimeout
+from quiesce.ring_reader import LEASE_BYTES, RingReader
+
+
+@pytest.mark.parametrize(("reader_class", "slept_through"), [(RingReader, False), (SleepAfterCheck, True)])
+def test_a_post_before_sleep_is_not_slept_through(
+    reader_class: type[RingReader], slept_through: bool
+) -> None:
+    """The message comes after the reader looked and before it sleeps; no second look may be needed."""
+    sleeps = []
+    with BroadcastRing(1, slots=2, slot_bytes=4096) as ring:
+
+        def publish() -> None:
+            if len(sleeps) == 1:
+                ring.publish("late")
+
+        class Probe(reader_class):  # type: ignore[misc,valid-type]
+            def _sleep(self, seconds: float) -> bool:
+                assert self._words.posts.value() == 0 or sleeps
+                sleeps.append(seconds)
+                if reader_class is RingReader:
+                    publish()
+                return bool(super()._sleep(seconds))
+
+            def about_to_sleep(self) -> None:
+                publish()
+
+        with Probe(ring.handle, 0) as reader:
+            ring.wait_until_ready(START_S)
+            assert reader.receive(START_S) == "late"
+    assert (len(sleeps) > 1) is slept_through
+
+
+@pytest.mark.parametrize(("ring_class", "completes"), [(BroadcastRing, True), (NoOverflow, False)])
+def test_publishing_does_not_wait_for_leases(ring_class: type[BroadcastRing], completes: bool) -> None:
+    with ring_class(1, slots=2, slot_bytes=LEASE_BYTES, patience=0.001) as ring:
+        with RingReader(ring.handle, 0) as reader:
+            ring.wait_until_ready(START_S)
+            kept = []
+            for value in range(2):
+                ring.publish(torch.full((LEASE_BYTES,), value, dtype=torch.uint8))
+                kept.append(reader.receive(START_S))
+            if completes:
+                ring.publish(torch.full((LEASE_BYTES,), 2, dtype=torch.uint8), START_S)
+                kept.append(reader.receive(START_S))
+                with pytest.raises(QuiesceTimeout, match=r"slot 0 by reader 0 \(process \d+\)"):
+                    ring.empty((1,), timeout=0.01)
+                assert all(bool((tensor == value).all()) for value, tensor in enumerate(kept))
+                # Out of order: the younger lease ends first, and its slot comes free.
+                del kept[1]
+                assert ring.empty((1,), timeout=START_S).shape == (1,)
+            else:
+                with pytest.raises(QuiesceTimeout):
+                    ring.publish(torch.zeros(LEASE_BYTES, dtype=torch.uint8), START_S)
+
+
+@pytest.mark.parametrize(("ring_class", "completes"), [(BroadcastRing, True), (DeathUnnoticed, False)])
+def test_a_dead_reader_is_noticed(ring_class: type[BroadcastRing], completes: bool) -> None:
+    with ring_class(1, slots=2, slot_bytes=4096, window=2) as ring:
+        child = Child("read_all", ring.handle.to_json(), 0, 0)
+        ring.wait_until_ready(START_S)
+        child.end()
+        if completes:
+            for _ in range(4):
+                ring.publish("nobody", START_S)
+        else:
+            ring.publish("nobody")
+            with pytest.raises(QuiesceTimeout, match="reader 0"):
+                ring.publish("nobody", 0.5)
+
+
+@pytest.mark.parametrize(("reader_class", "notices"), [(RingReader, True), (WriterDeathUnnoticed, False)])
+def test_a_dead_writer_is_noticed(reader_class: type[RingReader], notices: bool) -> None:
+    child = Child("write_all", "", [1], 10**6, 1)
+    with reader_class(RingHandle.from_json(child.hears()), 0) as reader:
+        reader.wait_until_ready(START_S)
+        child.end()
+
+        def drain() -> None:
+            while True:
+                reader.receive(1.0)
+
+        with pytest.raises(PeerDied if notices else QuiesceTimeout):
+            drain()
+
+
+def test_two_threads_share_a_reader() -> None:
+    """Every message is received once, by one of them."""
+    got: list[int] = []
+    with BroadcastRing(1, slots=4, slot_bytes=4096) as ring, RingReader(ring.handle, 0) as reader:
+        ring.wait_until_ready(START_S)
+
+        def receive() -> None:
+            for _ in range(50):
+                got.append(reader.receive(START_S))
+
+        threads = [threading.Thread(target=receive) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for index in range(100):
+            ring.publish(index, START_S)
+        for thread in threads:
+            thread.join(START_S)
+    assert sorted(got) == list(range(100))
+
+
+def test_leases_end_in_any_thread() -> None:
+    """Views die in other threads while the reader receives; every slot comes back."""
+    with (
+        BroadcastRing(1, slots=4, slot_bytes=LEASE_BYTES) as ring,
+        RingReader(ring.handle, 0) as reader,
+    ):
+        ring.wait_until_ready(START_S)
+        kept: list[torch.Tensor] = []
+        stop = threading.Event()
+
+        def drop() -> None:
+            while not stop.is_set():
+                if kept:
+                    kept.pop()
+
+        threads = [threading.Thread(target=drop) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for value in range(60):
+            ring.publish(torch.full((LEASE_BYTES,), value, dtype=torch.uint8), START_S)
+            tensor = reader.receive(START_S)
+            assert int(tensor[-1]) == value
+            kept.append(tensor.view(2, -1)[1])
+            del tensor
+        until(lambda: not kept)
+        stop.set()
+        for thread in threads:
+            thread.join(START_S)
+        ring._collect()
+        assert sorted(ring._free) == [0, 1, 2, 3]
