@@ -176,7 +176,7 @@ def _verdict(judgement: Judgement) -> Text:
 def report(judgements: Sequence[Judgement], console: Console) -> None:
     """Print the tables and, below them, what is wrong."""
     models = _table("Models", "model", "what it proves")
-    for heading in ("distinct states", "depth", "seconds"):
+    for heading in ("states", "depth", "seconds"):
         models.add_column(heading, justify="right")
     models.add_column("verdict", no_wrap=True)
     mutants = _table("Mutants", "mutant", "the bug it reproduces")
@@ -212,7 +212,7 @@ def report(judgements: Sequence[Judgement], console: Console) -> None:
 def _table(title: str, name: str, text: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(name, no_wrap=True)
-    table.add_column(text, min_width=30)
+    table.add_column(text, min_width=20)
     return table
 
 

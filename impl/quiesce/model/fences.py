@@ -367,12 +367,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 BEGIN, END = "<!-- fence-table: begin", "<!-- fence-table: end -->"
 
 
-def written(page: str, body: str) -> str:
-    """The page with its generated part replaced, and marked with what it was made from."""
+def written(page: str, body: str, sources: str) -> str:
+    """The page with its generated part replaced, and marked with the digest of what it was made from."""
     pattern = re.compile(re.escape(BEGIN) + r".*?-->.*?" + re.escape(END), re.DOTALL)
     if not pattern.search(page):
         raise ModelError(f"the page has no part between {BEGIN!r} and {END!r} to write the tables into")
-    made = f"{BEGIN} {digest()} -->\n\n{body}\n\n{END}"
+    made = f"{BEGIN} {sources} -->\n\n{body}\n\n{END}"
     return pattern.sub(lambda _: made, page)
 
 
@@ -390,7 +390,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if fresh else 1
     archive = Archive(options.cache)
     found = gather(archive, lambda line: print(line, file=sys.stderr, flush=True))
-    options.page.write_text(written(page, tables(found, litmus(archive))), encoding="utf-8")
+    options.page.write_text(written(page, tables(found, litmus(archive)), archive.sources), encoding="utf-8")
     print(f"{options.page}: {archive.runs} runs of TLC, the rest was known", file=sys.stderr)
     return 0
 
