@@ -630,7 +630,7 @@ class BroadcastRing:
 def _dropped(dropped: deque[int], memory: RingMemory, slot: int, _: object) -> None:
     # May run anywhere, in any thread, in the middle of anything: so it only leaves word.
     dropped.append(slot)
-    memory.doorbell.post()
+    memory.doorbell.post()  # SYNC(doorbell.post)
 
 
 def _address(frame: Buffer) -> int:
