@@ -115,12 +115,14 @@ def test_left_to_torch(pickled: Pair) -> None:
     marked = torch.randn(500)
     marked.mark = "kept"
     got = pickled.through(marked)
-    assert torch.equal(got, marked) and got.mark == "kept"
+    assert torch.equal(got, marked)
+    assert got.mark == "kept"
     sparse = torch.eye(50).to_sparse()
     assert torch.equal(pickled.through(sparse).to_dense(), torch.eye(50))
     named = torch.randn(500).as_subclass(Named)
     got = pickled.through(named)
-    assert type(got) is Named and torch.equal(got, named)
+    assert type(got) is Named
+    assert torch.equal(got, named)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         quantized = torch.quantize_per_tensor(torch.randn(500), 0.1, 3, torch.qint8)
@@ -132,7 +134,8 @@ def test_shared_memory_in_a_message(pickled: Pair) -> None:
     base = torch.zeros(40, 50)
     got = pickled.through({"a": base, "b": base.T, "part": base[1:3], "same": base})
     got["a"][0, 1] = 7
-    assert got["b"][1, 0] == 7 and got["same"] is got["a"]
+    assert got["b"][1, 0] == 7
+    assert got["same"] is got["a"]
     got["a"][1, 0] = 9
     assert got["part"][0, 0] == 0, "only tensors over the same bytes share memory"
 
@@ -155,7 +158,8 @@ def test_received_is_the_readers_own(pair: Pair, nbytes: int) -> None:
     assert bool((got == 5).all())
     got.fill_(7)
     again = pair.through(sent)
-    assert bool((again == 6).all()) and bool((got == 7).all())
+    assert bool((again == 6).all())
+    assert bool((got == 7).all())
 
 
 def test_a_loan_is_not_copied(pair: Pair) -> None:
@@ -165,7 +169,8 @@ def test_a_loan_is_not_copied(pair: Pair) -> None:
     loan.fill_(3)
     other = torch.full((400,), 4.0)
     got = pair.through({"loan": loan[1:], "other": other, "text": "x" * 5000})
-    assert torch.equal(got["loan"], torch.full((511, 1024), 3.0)) and torch.equal(got["other"], other)
+    assert torch.equal(got["loan"], torch.full((511, 1024), 3.0))
+    assert torch.equal(got["other"], other)
     slot = (
         loan.data_ptr() - ring._memory.address - ring._memory.layout.slots_at
     ) // ring._memory.layout.slot_bytes

@@ -50,25 +50,27 @@ def test_a_post_before_sleep_is_not_slept_through(
 
 @pytest.mark.parametrize(("ring_class", "completes"), [(BroadcastRing, True), (NoOverflow, False)])
 def test_publishing_does_not_wait_for_leases(ring_class: type[BroadcastRing], completes: bool) -> None:
-    with ring_class(1, slots=2, slot_bytes=LEASE_BYTES, patience=0.001) as ring:
-        with RingReader(ring.handle, 0) as reader:
-            ring.wait_until_ready(START_S)
-            kept = []
-            for value in range(2):
-                ring.publish(torch.full((LEASE_BYTES,), value, dtype=torch.uint8))
-                kept.append(reader.receive(START_S))
-            if completes:
-                ring.publish(torch.full((LEASE_BYTES,), 2, dtype=torch.uint8), START_S)
-                kept.append(reader.receive(START_S))
-                with pytest.raises(QuiesceTimeout, match=r"slot 0 by reader 0 \(process \d+\)"):
-                    ring.empty((1,), timeout=0.01)
-                assert all(bool((tensor == value).all()) for value, tensor in enumerate(kept))
-                # Out of order: the younger lease ends first, and its slot comes free.
-                del kept[1]
-                assert ring.empty((1,), timeout=START_S).shape == (1,)
-            else:
-                with pytest.raises(QuiesceTimeout):
-                    ring.publish(torch.zeros(LEASE_BYTES, dtype=torch.uint8), START_S)
+    with (
+        ring_class(1, slots=2, slot_bytes=LEASE_BYTES, patience=0.001) as ring,
+        RingReader(ring.handle, 0) as reader,
+    ):
+        ring.wait_until_ready(START_S)
+        kept = []
+        for value in range(2):
+            ring.publish(torch.full((LEASE_BYTES,), value, dtype=torch.uint8))
+            kept.append(reader.receive(START_S))
+        if completes:
+            ring.publish(torch.full((LEASE_BYTES,), 2, dtype=torch.uint8), START_S)
+            kept.append(reader.receive(START_S))
+            with pytest.raises(QuiesceTimeout, match=r"slot 0 by reader 0 \(process \d+\)"):
+                ring.empty((1,), timeout=0.01)
+            assert all(bool((tensor == value).all()) for value, tensor in enumerate(kept))
+            # Out of order: the younger lease ends first, and its slot comes free.
+            del kept[1]
+            assert ring.empty((1,), timeout=START_S).shape == (1,)
+        else:
+            with pytest.raises(QuiesceTimeout):
+                ring.publish(torch.zeros(LEASE_BYTES, dtype=torch.uint8), START_S)
 
 
 @pytest.mark.parametrize(("ring_class", "completes"), [(BroadcastRing, True), (DeathUnnoticed, False)])
