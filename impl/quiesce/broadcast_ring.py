@@ -545,7 +545,7 @@ class BroadcastRing:
 
     def _greet(self) -> None:
         """Hear what came over ZMQ: readers that join, and what remote ones have received."""
-        while self._socket.get(zmq.EVENTS) & zmq.POLLIN:
+        while int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
             identity, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
             rank = next((rank for rank, peer in self._peers.items() if peer.identity == identity), None)
             if parts and parts[0] == HELLO:

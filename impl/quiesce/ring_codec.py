@@ -157,10 +157,7 @@ def _rebuild(
     stride: tuple[int, ...],
     flags: int,
 ) -> torch.Tensor:
-    if storage is None:
-        tensor = torch.empty_strided(shape, stride, dtype=dtype)
-    else:
-        tensor = over(storage, dtype, shape, stride)
+    tensor = over(storage or torch.UntypedStorage(0), dtype, shape, stride)
     if flags & _CONJ:
         tensor = tensor.conj()
     if flags & _NEG:
