@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: check-model check-model-large test nightly lint format clean
+.PHONY: check-model check-model-large fence-table test nightly lint format clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -17,6 +17,10 @@ check-model: $(STAMP)
 
 check-model-large: $(STAMP)
 	$(BIN)/quiesce check --large
+
+# The tables of docs/memory_order.md: minutes from cold, nothing when nothing changed.
+fence-table: $(STAMP)
+	$(BIN)/python -m quiesce.model.fences docs/memory_order.md
 
 test: $(STAMP)
 	QUIESCE_PROFILE=$${QUIESCE_PROFILE:-ci} $(BIN)/python -m pytest

@@ -19,7 +19,9 @@
      M3  Any other load takes the value that memory holds.
      M4  Loads of one word by one thread are coherent: if a later one was performed first, the earlier one must find
          the same store (ARM lets them swap only then).
-     M5  Between the two halves of a read-modify-write nobody else writes the word.
+     M5  Between the two halves of a read-modify-write nobody else writes the word, or takes it. Where nothing but the
+         store half waits for the load half, the load half is performed when the store half can follow: it would read
+         the same at any earlier time.
 
    Not modelled: mixed-size accesses, speculation past the dependencies above, non-temporal and device memory, page
    faults, instruction fetch, SVE, several shareability domains; an exclusive load never forwards from its own store
@@ -33,29 +35,34 @@ CONSTANT Fault      \* "none", or the clause of the memory model that is left ou
 
 ------------------------------------------------------------------------------------------------------------------------
 (* Instructions. `loc` is a shared word, `order` the strength, `value` what is stored (for "put": what is added to the
-   value that its "take" read); `want` the values that an awaited load waits for, {} if it takes any; `addr`, `data`,
-   `ctrl` the positions of the loads that address, value or condition depend on.                                      *)
+   value that its "take" read); `want` the values that an awaited load waits for, `must` those that a correct program
+   would find, {} if any will do; `addr`, `data`, `ctrl` how many instructions back the loads are that address, value
+   or condition depend on.                                                                                            *)
 
 Private == "private"    \* a word that no other thread touches: its accesses matter only for the order they impose
 
-Plain(op, x, v) == [op |-> op, loc |-> x, order |-> "plain", value |-> v, want |-> {}, addr |-> {}, data |-> {}, ctrl |-> {}]
+Plain(op, x, v) == [ op |-> op, loc |-> x, order |-> "plain", value |-> v, want |-> {}, must |-> {},
+                     addr |-> {}, data |-> {}, ctrl |-> {} ]
 Load(x)         == Plain("load", x, 0)
 Store(x, v)     == Plain("store", x, v)
 Await(x, vs)    == [Load(x) EXCEPT !.want = vs]
+Find(x, v)      == [Load(x) EXCEPT !.must = {v}]
 Acquire(i)      == [i EXCEPT !.order = "acquire"]       \* ARM LDAR, CASA: also ordered after earlier releases (RCsc)
 AcquirePC(i)    == [i EXCEPT !.order = "acquire_pc"]    \* ARM LDAPR; what a C11 acquire promises (RCpc)
 Release(i)      == [i EXCEPT !.order = "release"]       \* ARM STLR, or the store half of a releasing read-modify-write
 Branch(deps)    == [Plain("branch", Private, 0) EXCEPT !.ctrl = deps]
 Fence(kind)     == [Plain("fence", Private, 0) EXCEPT !.order = kind]  \* "full", "load", "store" (DMB ISH, ISHLD, ISHST), "context" (ISB)
 
-\* A read-modify-write whose first half is instruction number n: take the value, put value + delta.
+\* A read-modify-write is two instructions: take the value, put value + delta.
 TakeWhen(x, vs)  == [Plain("take", x, 0) EXCEPT !.want = vs]
 Take(x)          == TakeWhen(x, {})
-Put(x, delta, n) == [Plain("put", x, delta) EXCEPT !.data = {n}]
+Put(x, delta)    == [Plain("put", x, delta) EXCEPT !.data = {1}]
 
-\* Taking and giving back a lock that nobody else wants, as instructions n, n+1, n+2: acquire read-modify-write, then a
-\* releasing store. What lies before may sink in, what lies after may rise in: "roach motel".
-LockPair(n, order) == << [Take(Private) EXCEPT !.order = order], Put(Private, 1, n), Release(Store(Private, 0)) >>
+\* Taking and giving back a lock that nobody else wants: an acquiring read-modify-write, then a releasing store. What lies
+\* before may sink in, what lies after may rise in ("roach motel").
+LockPair(order) == << [Take(Private) EXCEPT !.order = order], Put(Private, 1), Release(Store(Private, 0)) >>
+
+Back(j, distances) == {j - d : d \in distances}
 
 Reads(i)      == i.op \in {"load", "take"}
 Writes(i)     == i.op \in {"store", "put"}
@@ -81,9 +88,9 @@ OrdersARM(p, i, j) ==
     \/ Accesses(p[i]) /\ Writes(p[j]) /\ p[i].loc = p[j].loc /\ Fault # "coherence_ignored"
     \* dependencies; an address dependency also holds back the stores after the dependent access
     \/ /\ Fault # "dependencies_ignored"
-       /\ \/ i \in p[j].addr \cup p[j].data \cup p[j].ctrl
+       /\ \/ i \in Back(j, p[j].addr \cup p[j].data \cup p[j].ctrl)
           \/ p[i].op = "branch" /\ (Writes(p[j]) \/ IsFence(p[j], "context"))
-          \/ (Writes(p[j]) \/ IsFence(p[j], "context")) /\ \E k \in (i + 1)..(j - 1) : i \in p[k].addr
+          \/ (Writes(p[j]) \/ IsFence(p[j], "context")) /\ \E k \in (i + 1)..(j - 1) : i \in Back(k, p[k].addr)
           \/ IsFence(p[i], "context") /\ Reads(p[j])
     \* fences
     \/ Accesses(p[i]) /\ IsFence(p[j], "full")
@@ -99,15 +106,20 @@ OrdersARM(p, i, j) ==
 
 Orders(model, p, i, j) ==
     CASE Fault = "all_ordered" -> OrdersSC(p, i, j)
-      [] Fault = "none_ordered" -> i \in p[j].data /\ p[j].op = "put"
+      [] Fault = "none_ordered" -> p[j].op = "put" /\ i = j - 1
       [] model = "sc" -> OrdersSC(p, i, j)
       [] model = "tso" -> OrdersTSO(p, i, j)
       [] model = "arm" -> OrdersARM(p, i, j)
 
 \* For each instruction of p, the shared accesses that must be performed first.
 Before(model, p) ==
-    LET closure[j \in 1..Len(p)] == UNION { {i} \cup closure[i] : i \in {k \in 1..(j - 1) : Orders(model, p, k, j)} }
-    IN TLCEval([j \in 1..Len(p) |-> {i \in closure[j] : IsShared(p[i])}])
+    LET \* the sequence of what instructions 1 to n must wait for
+        closure[n \in 0..Len(p)] ==
+            IF n = 0 THEN << >>
+            ELSE LET c == closure[n - 1] IN
+                 Append(c, UNION { {i} \cup c[i] : i \in {k \in 1..(n - 1) : Orders(model, p, k, n)} })
+        all == closure[Len(p)]
+    IN [j \in 1..Len(p) |-> {i \in all[j] : IsShared(p[i])}]
 
 SharedAccesses(p) == {i \in 1..Len(p) : IsShared(p[i])}
 
@@ -127,7 +139,7 @@ Latest(S) == IF S = {} THEN 0 ELSE CHOOSE i \in S : \A k \in S : k <= i
 \* The own store from which load j of p would be served, 0 if there is none.
 OwnStore(p, j) == Latest({i \in 1..(j - 1) : Writes(p[i]) /\ p[i].loc = p[j].loc})
 
-StoredValue(m, p, t, i) == p[i].value + (IF p[i].op = "put" THEN m.got[t][CHOOSE n \in p[i].data : TRUE].val ELSE 0)
+StoredValue(m, p, t, i) == p[i].value + (IF p[i].op = "put" THEN m.got[t][i - 1].val ELSE 0)
 
 Forwards(m, p, t, j) == LET s == OwnStore(p, j) IN s # 0 /\ s \notin m.done[t] /\ Fault # "none_ordered"
 
@@ -142,17 +154,29 @@ CanForward(m, p, t, j) ==
     /\ Fault # "no_forwarding"
     /\ p[j].op = "load"
     /\ p[s].op = "put" => ~IsAcquire(p[j])
-    /\ p[s].addr \cup p[s].data \subseteq m.done[t]
+    /\ Back(s, p[s].addr \cup p[s].data) \subseteq m.done[t]
 
 \* M4
 Coherent(m, p, t, j) ==
     \A k \in DOMAIN m.got[t] :
         (k > j /\ p[k].loc = p[j].loc /\ OwnStore(p, k) < j) => m.got[t][k] = Source(m, p, t, j)
 
+\* What the processor takes back: a load was performed early, and memory has changed before an earlier load of the word.
+\* No execution goes on from here.
+TakenBack(programs, m) ==
+    \E t \in DOMAIN programs : \E k \in DOMAIN m.got[t] :
+        LET p == programs[t] IN
+        \E i \in SharedAccesses(p) \ m.done[t] :
+            /\ i < k /\ Reads(p[i]) /\ p[i].loc = p[k].loc /\ OwnStore(p, k) < i
+            /\ m.got[t][k] # Source(m, p, t, i)
+
 \* M5
 Undisturbed(programs, m, t, x) ==
-    \A u \in DOMAIN programs \ {t} : \A i \in m.done[u] :
+    Fault = "none_ordered" \/ \A u \in DOMAIN programs \ {t} : \A i \in m.done[u] :
         (programs[u][i].op = "take" /\ programs[u][i].loc = x) => i + 1 \in m.done[u]
+
+CanFollow(p, b, finished, j) ==
+    (\A k \in DOMAIN p : j \in b[k] => k = j + 1 \/ j + 1 \in b[k]) => b[j + 1] \ {j} \subseteq finished
 
 CanPerform(programs, before, m, t, j) ==
     LET p == programs[t] IN
@@ -161,6 +185,7 @@ CanPerform(programs, before, m, t, j) ==
                       /\ Coherent(m, p, t, j) \/ Fault \in {"coherence_ignored", "none_ordered"}
                       /\ p[j].want # {} => Source(m, p, t, j).val \in p[j].want
     /\ Writes(p[j]) \/ p[j].op = "take" => Undisturbed(programs, m, t, p[j].loc)
+    /\ p[j].op = "take" => CanFollow(p, before[t], m.done[t], j)
 
 \* The machine after access j of thread t.
 Perform(programs, m, t, j) ==
