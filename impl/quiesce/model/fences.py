@@ -151,15 +151,18 @@ class Archive:
         config = config.override(constants)
         if module == "MCLitmus":
             config = replace(config, names={**config.names, "constraint": ("Report",)})
-        self.runs += 1
-        result = tlc.run(
-            models / f"{module}.tla",
-            config,
-            libraries=[paths.spec_directory()],
-            timeout=self.timeout,
-            deadlock=False,
-            coverage=False,
-        )
+        for _ in range(2):  # what the specification prints may fall into TLC's own message that it is done
+            self.runs += 1
+            result = tlc.run(
+                models / f"{module}.tla",
+                config,
+                libraries=[paths.spec_directory()],
+                timeout=self.timeout,
+                deadlock=False,
+                coverage=False,
+            )
+            if result.verdict != "crashed":
+                break
         if not result.holds:
             raise ModelError(f"{module} gave no table ({result.verdict} {result.violated}): {result.message}")
         printed = [line for line in result.printed if line.strip()]
