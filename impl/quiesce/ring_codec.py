@@ -157,7 +157,9 @@ def _rebuild(
     stride: tuple[int, ...],
     flags: int,
 ) -> torch.Tensor:
-    tensor = over(storage or torch.UntypedStorage(0), dtype, shape, stride)
+    if storage is None:
+        storage = torch.empty(0).untyped_storage()
+    tensor = over(storage, dtype, shape, stride)
     if flags & _CONJ:
         tensor = tensor.conj()
     if flags & _NEG:

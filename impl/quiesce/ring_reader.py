@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import zmq
 
-from quiesce.broadcast_ring import CLOSING, DEFAULT_TIMEOUT_S, LEFT, SLOT
 from quiesce.codec import Buffer
 from quiesce.errors import Closed, PeerDied, QuiesceError, QuiesceTimeout, WrongProcess
 from quiesce.events import action
@@ -30,6 +29,7 @@ from quiesce.ring_wire import (
     BODY,
     BYE,
     CLOSE,
+    DEFAULT_TIMEOUT_S,
     MODULUS,
     REFUSED,
     WELCOME,
@@ -41,6 +41,7 @@ from quiesce.ring_wire import (
     received,
     unpack_head,
 )
+from quiesce.ring_writer import CLOSING, LEFT, SLOT
 
 LEASE_BYTES = 1 << 20
 """Buffers from this size on are received without copying, bytes; smaller ones are copied out."""
@@ -101,16 +102,25 @@ class RingReader:
             return self._codec.decode(frames)
 
     def close(self) -> None:
-        """Receive no more. Leases stay valid, and end as before. May be called twice."""
+        """Receive no more. Leases stay valid, and end as before. May be called twice.
+
+        QuiesceTimeout if another thread keeps receiving.
+        """
         if self._closed or os.getpid() != self._pid:
             return
-        with self._turn:
+        if not self._turn.acquire(timeout=DEFAULT_TIMEOUT_S):
+            raise QuiesceTimeout(
+                f"another thread has used the reader for {DEFAULT_TIMEOUT_S:g} s; end it first"
+            )
+        try:
             self._closed = True
             if self._cursor is None:
                 self._socket.send(BYE, zmq.NOBLOCK)
             elif self._ended is None:
                 self._leave()
             self._context.destroy(linger=int(1e3 * SLICE_S))
+        finally:
+            self._turn.release()
 
     def __enter__(self) -> RingReader:
         return self

@@ -25,6 +25,7 @@ from quiesce.ring_codec import PickleCodec
 from quiesce.ring_memory import digest
 
 HELLO, BYE, ACK, WELCOME, REFUSED, BODY, CLOSE = b"H", b"B", b"A", b"W", b"R", b"D", b"C"
+DEFAULT_TIMEOUT_S = 30.0
 MODULUS = 1 << 64
 """Sequence numbers are counted modulo this."""
 _HELLO = struct.Struct("<IQQ16s16s")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from quiesce import broadcast_ring, events, ring_memory, ring_reader, ring_wire
+from quiesce import broadcast_ring, events, ring_memory, ring_reader, ring_wire, ring_writer
 from quiesce.broadcast_ring import BroadcastRing
 from quiesce.ring_memory import Layout
 from quiesce.ring_reader import RingReader, _Releaser
@@ -41,7 +41,7 @@ def segment() -> str:
         (
             f"  + {memory.NOTICE_RING_AT}",
             "4 * (slots + 1)",
-            f"  the ring of notices: slots, or {broadcast_ring.LEFT:#x} for leaving; to a multiple of {line}",
+            f"  the ring of notices: slots, or {ring_writer.LEFT:#x} for leaving; to a multiple of {line}",
         ),
         (
             "then",
@@ -55,7 +55,7 @@ def segment() -> str:
             f"  table: offset and length of each frame; then the frames, each at a multiple of {line}",
         ),
         (
-            f"  + {broadcast_ring.LOAN_AT}",
+            f"  + {ring_writer.LOAN_AT}",
             "",
             "  a tensor made by empty; table and pickle go before or after it",
         ),
@@ -71,7 +71,7 @@ def test_segment() -> None:
 def test_labels() -> None:
     sources = [
         Path(module.__file__ or "").read_text()
-        for module in (broadcast_ring, ring_memory, ring_reader, ring_wire)
+        for module in (broadcast_ring, ring_memory, ring_reader, ring_wire, ring_writer)
     ]
     labels = {label for source in sources for label in re.findall(r"# .*?SYNC\((\w+\.\w+)\)", source)}
     assert set(re.findall(r"`([^`]+)`", section("labels"))) == labels

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from model_tests.stepper import Stepper, Stop
 
-from quiesce.broadcast_ring import CLOSING, LEFT, OVERFLOWED, SLOT, BroadcastRing
+from quiesce.broadcast_ring import BroadcastRing
 from quiesce.events import Event
 from quiesce.model import ModelValue
 from quiesce.ring_memory import start_time
 from quiesce.ring_reader import RemoteReader, RingReader
 from quiesce.ring_wire import Hello
+from quiesce.ring_writer import CLOSING, LEFT, OVERFLOWED, SLOT
 
 WINDOW = 4
 LOCAL, REMOTE = (0, 1), (2,)

@@ -106,7 +106,7 @@ def labels_of(source: str) -> list[tuple[str, str]]:
 
 def ring_sources() -> dict[str, str]:
     package = ROOT / "impl" / "quiesce"
-    return {name: (package / name).read_text() for name in ("broadcast_ring.py", "ring_reader.py")}
+    return {name: (package / name).read_text() for name in ("ring_writer.py", "ring_reader.py")}
 
 
 def specified_labels() -> set[str]:

@@ -87,7 +87,7 @@ class LoanRing(Ring):
 
 
 class Queues:
-    """A multiprocessing.Queue for each reader."""
+    """A multiprocessing.Queue for each reader; torch moves a tensor it has not sent before into shared memory."""
 
     def __init__(self, readers: int, context: Any) -> None:
         self.queues = [context.Queue() for _ in range(readers)]
@@ -95,6 +95,9 @@ class Queues:
 
     def ready(self) -> None:
         """It is at once."""
+
+    def prepare(self, message: Any) -> Any:
+        return message.clone() if isinstance(message, torch.Tensor) else message
 
     def send(self, message: Any) -> None:
         for each in self.queues:

@@ -1,0 +1,448 @@
+"""What the writer of a broadcast ring does, action by action, in the order of `spec/BroadcastRing.tla`.
+
+The rules R1 to R9 are stated there. `quiesce.broadcast_ring` puts the actions together.
+"""
+
+from __future__ import annotations
+
+import struct
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import zmq
+
+from quiesce.codec import Buffer
+from quiesce.errors import QuiesceTimeout
+from quiesce.events import action
+from quiesce.ring_memory import LINE, SLICE_S, Process, RingMemory, round_up
+from quiesce.ring_wire import (
+    ACK,
+    BODY,
+    BYE,
+    CLOSE,
+    HELLO,
+    MODULUS,
+    REFUSED,
+    WELCOME,
+    Deadline,
+    Hello,
+    pack_head,
+)
+
+SLOT, OVERFLOWED, CLOSING = range(3)
+"""What an entry announces: a message in a slot, one whose body comes over ZMQ, or the end."""
+LEFT = 0xFFFFFFFF
+"""The notice of a reader that leaves, where others name a slot."""
+LOAN_AT = 4096
+"""Offset in its slot of a tensor made by `empty`, bytes; the pickle of its message goes before it."""
+BODY_WINDOW = 8
+"""Messages a reader may be behind when one is sent over ZMQ; bounds the memory that bodies take."""
+_NO_SLOT = 0
+
+
+class _Peer:
+    """A reader as the writer knows it."""
+
+    def __init__(self, hello: Hello, identity: bytes, passed: int) -> None:
+        self.nonce = hello.nonce
+        self.identity = identity
+        self.process = Process(hello.pid, hello.started) if hello.pid else None
+        self.passed = passed
+        self.heard = 0
+        self.admitted = True
+
+    def __str__(self) -> str:
+        return f"process {self.process.pid}" if self.process else "remote"
+
+
+class RingWriter:
+    """The writer's part of a ring, for one thread at a time; `quiesce.broadcast_ring` sees to that."""
+
+    def __init__(
+        self,
+        memory: RingMemory,
+        key: bytes,
+        socket: zmq.Socket[bytes],
+        remote: int,
+        spin: float,
+        first_sequence: int,
+    ) -> None:
+        self._memory = memory
+        self._bytes = np.frombuffer(memory.mapping, np.uint8)
+        self._key = key
+        self._socket = socket
+        self._ranks = memory.layout.ranks + remote
+        self._spin = spin
+        self._step = "idle"
+        self._current: int | None = None
+        self._sequence = first_sequence % MODULUS
+        self._unsent: set[int] = set()
+        self._unposted: set[int] = set()
+        self._body: list[Buffer] = []
+        self._free = list(range(memory.layout.slots))
+        self._held: set[int] = set()
+        self._lent: dict[int, int] = {}
+        self._loaned: dict[int, tuple[int, weakref.ref[Any]]] = {}
+        self._dropped: deque[int] = deque()
+        self._holders: list[set[int]] = [set() for _ in range(memory.layout.slots)]
+        self._peers: dict[int, _Peer] = {}
+
+    # ------------------------------------------------------------------------------------------------ the actions
+
+    @action("Loan", lambda self, result, slot, nbytes: {"s": slot})
+    def _loan(self, slot: int, nbytes: int) -> Any:
+        self._free.remove(slot)
+        self._held.add(slot)
+        start = self._memory.layout.slot_at(slot) + LOAN_AT
+        flat = np.frombuffer(self._memory.mapping, np.uint8, nbytes, start)
+        # Not on the tensor: views and numpy arrays outlive it, and all of them hold this array.
+        self._loaned[slot] = nbytes, weakref.ref(flat, partial(_dropped, self._dropped, self._memory, slot))
+        return flat
+
+    @action("DropLoan", lambda self, result, slot: {"s": slot})
+    def _drop_loan(self, slot: int) -> None:
+        del self._loaned[slot]
+
+    @action("Take", lambda self, result, slot: {"s": slot})
+    def _take(self, slot: int) -> None:
+        if slot not in self._held:
+            self._free.remove(slot)
+            self._held.add(slot)
+        self._current = slot
+        self._step = "taken"
+
+    @action("Fill", lambda self, result, slot, frames, plan: {"s": slot})
+    def _fill(self, slot: int, frames: list[Buffer], plan: list[int]) -> None:
+        self._step = "filling"
+        start = self._memory.layout.slot_at(slot)
+        table: list[int] = []
+        for frame, at in zip(frames, plan[1:], strict=True):
+            source = np.frombuffer(frame, np.uint8)
+            target = self._bytes[start + at : start + at + source.nbytes]
+            if source.ctypes.data != target.ctypes.data:
+                target[:] = source
+            table += at, source.nbytes
+        struct.pack_into(f"<{len(table)}Q", self._memory.mapping, start + plan[0], *table)
+        self._step = "filled"
+
+    @action("Publish", lambda self, result, slot, frames, plan: {"s": slot})
+    def _publish(self, slot: int, frames: list[Buffer], plan: list[int]) -> None:
+        readers = self._admitted()
+        self._held.discard(slot)
+        self._holders[slot] = {rank for rank in readers if self._is_local(rank)}
+        self._announce(SLOT, slot, plan[0], len(frames))
+        self._lent[slot] = self._sequence
+        self._unsent = {rank for rank in readers if not self._is_local(rank)}
+        if self._unsent:
+            self._body = self._private(frames)
+
+    @action("Overflow")
+    def _overflow(self, frames: list[Buffer]) -> None:
+        # R6: the caller may write its memory when publish returns, long before ZMQ has read the last of it.
+        self._body = self._private(frames)
+        self._announce(OVERFLOWED, _NO_SLOT, 0, len(frames))
+        self._unsent = self._admitted()
+
+    @action("SendBody", lambda self, result, rank: {"r": rank})
+    def _send_body(self, rank: int) -> None:
+        self._unsent.discard(rank)
+        peer = self._peers[rank]
+        head = pack_head(BODY if self._body else CLOSE, self._key, peer.nonce, self._sequence, self._body)
+        try:
+            self._socket.send_multipart([peer.identity, head, *self._body], zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError:
+            # Gone: a local reader's end is seen by its process, a remote one's by its silence.
+            if peer.process is None:
+                peer.identity = b""
+
+    @action("Post", lambda self, result, rank: {"r": rank})
+    def _post(self, rank: int) -> None:
+        self._unposted.discard(rank)
+        self._memory.ranks[rank].posts.post()  # SYNC(announce.post)
+
+    @action("Return")
+    def _return(self) -> None:
+        self._current = None
+        self._body = []
+        self._step = "idle"
+
+    @action("Close")
+    def _close(self) -> None:
+        self._body = []
+        self._announce(CLOSING, _NO_SLOT, 0, 0)
+        self._unsent = {rank for rank in self._admitted() if not self._is_local(rank)}
+
+    @action("Admit", lambda self, result, hello, identity: {"r": hello.rank})
+    def _admit(self, hello: Hello, identity: bytes) -> None:
+        if self._is_local(hello.rank):
+            self._memory.ranks[hello.rank].reset()
+        self._peers[hello.rank] = _Peer(hello, identity, self._sequence)
+        # The welcome orders the reset before the reader's first wait: it goes through the kernel. SYNC(admit.send)
+        self._say(identity, [pack_head(WELCOME, self._key, hello.nonce, self._sequence)])
+
+    @action("HearRelease", lambda self, result, rank, slot: {"r": rank, "s": slot})
+    def _hear_release(self, rank: int, slot: int) -> None:
+        self._holders[slot].discard(rank)
+
+    @action("HearLeave", lambda self, result, rank: {"r": rank})
+    def _hear_leave(self, rank: int) -> None:
+        self._peers[rank].admitted = False
+        at = self._memory.ranks[rank].left[0]
+        for slot, sequence in self._lent.items():
+            if 0 < (sequence - at) % MODULUS < MODULUS // 2:
+                self._holders[slot].discard(rank)
+
+    @action("Exclude", lambda self, result, rank: {"r": rank})
+    def _exclude(self, rank: int) -> None:
+        del self._peers[rank]
+        for holders in self._holders:
+            holders.discard(rank)
+
+    @action("Vacate", lambda self, result, rank: {"r": rank})
+    def _vacate(self, rank: int) -> None:
+        del self._peers[rank]
+
+    @action("Recycle", lambda self, result, slot: {"s": slot})
+    def _recycle(self, slot: int) -> None:
+        self._lent.pop(slot, None)
+        self._held.discard(slot)
+        self._free.append(slot)
+
+    # -------------------------------------------------------------------------------------------------- what helps
+
+    def _announce(self, kind: int, slot: int, table_at: int, frames: int) -> None:
+        self._sequence = (self._sequence + 1) % MODULUS
+        entry = self._memory.entries[self._sequence % self._memory.layout.window]
+        entry[0], entry[1], entry[2], entry[3] = self._sequence, kind << 32 | slot, table_at, frames
+        self._unposted = {rank for rank in self._admitted() if self._is_local(rank)}
+        self._step = "posting"
+
+    def _complete(self) -> int:
+        """Finish the publication under way, also one that an exception cut short between two readers."""
+        if self._step == "posting":
+            for rank in sorted(self._unposted):
+                self._post(rank)
+            for rank in sorted(self._unsent):
+                self._send_body(rank)
+            self._return()
+        return self._sequence
+
+    @staticmethod
+    def _private(frames: list[Buffer]) -> list[Buffer]:
+        return [np.array(np.frombuffer(frame, np.uint8)) for frame in frames]
+
+    def _plan(self, frames: list[Buffer]) -> tuple[int | None, list[int] | None]:
+        """The loan that carries the message, if one does; and where in a slot its table and frames go."""
+        size = self._memory.layout.slot_bytes
+        sizes = [16 * len(frames), *(memoryview(frame).nbytes for frame in frames)]
+        best = max(self._loans_in(frames), default=None)
+        if best is not None:
+            nbytes, slot = best
+            start = self._memory.layout.slot_at(slot)
+            loan_end = round_up(LOAN_AT + nbytes, LINE)
+            addresses = [-1, *(_address(frame) - self._memory.address - start for frame in frames)]
+            inside = [LOAN_AT <= at < LOAN_AT + nbytes for at in addresses]
+            plan = _place(
+                sizes,
+                [(0, LOAN_AT), (loan_end, size)],
+                [a if i else None for a, i in zip(addresses, inside, strict=True)],
+            )
+            if plan is not None:
+                return slot, plan
+        return None, _place(sizes, [(0, size)], [None] * len(sizes))
+
+    def _loans_in(self, frames: list[Buffer]) -> Iterator[tuple[int, int]]:
+        loans = {slot: nbytes for slot, (nbytes, _) in self._loaned.items() if slot in self._held}
+        if not loans:
+            return
+        layout, base = self._memory.layout, self._memory.address
+        for frame in frames[1:]:
+            slot = (_address(frame) - base - layout.slots_at) // layout.slot_bytes
+            if slot in loans:
+                yield loans[slot], slot
+
+    def _await_room(self, deadline: Deadline, window: int) -> None:
+        """Wait until every reader is less than `window` messages behind."""
+        window = min(window, self._memory.layout.window - 1)
+        while True:
+            late = [
+                rank
+                for rank, peer in self._peers.items()
+                if peer.admitted and self._behind(rank, peer) >= window
+            ]
+            if not late:
+                return
+            self._wait(deadline, [self._peers[rank] for rank in late])
+            if deadline.over:
+                worst = max(
+                    late, key=lambda rank: self._behind(rank, self._peers[rank]) if rank in self._peers else 0
+                )
+                if worst not in self._peers or self._behind(worst, self._peers[worst]) < window:
+                    continue
+                raise QuiesceTimeout(
+                    f"reader {worst} ({self._peers[worst]}) is {self._behind(worst, self._peers[worst])} messages "
+                    f"behind after {deadline.seconds:g} s; nothing was sent, publish again when it has caught up"
+                )
+
+    def _behind(self, rank: int, peer: _Peer) -> int:
+        if peer.process:
+            passed = self._memory.ranks[rank].passed
+            while passed.try_wait():  # SYNC(room.wait)
+                peer.passed = (peer.passed + 1) % MODULUS
+        return (self._sequence - peer.passed) % MODULUS
+
+    def _await_slot(self, deadline: Deadline) -> int | None:
+        """A free slot, the one freed last, since it is still in the cache; None if the deadline passed."""
+        while True:
+            self._collect()
+            if self._free:
+                return self._free[-1]
+            if deadline.over:
+                return None
+            self._wait(deadline, list(self._peers.values()))
+
+    def _wait(self, deadline: Deadline, peers: list[_Peer]) -> None:
+        """Sleep until a reader rings, one of `peers` acknowledges, or a slice has passed; then look who died."""
+        seconds = min(deadline.left, SLICE_S)
+        if any(peer.process for peer in peers) or not peers:
+            doorbell = self._memory.doorbell
+            if doorbell.spin(min(self._spin, seconds)) or doorbell.wait(seconds):  # SYNC(doorbell.wait)
+                self._collect()
+                return
+        else:
+            self._socket.poll(int(1e3 * seconds))
+        self._greet()
+        self._bury()
+        self._collect()
+
+    def _collect(self) -> None:
+        """Hear all that readers have told, and recycle what they let go."""
+        while self._memory.doorbell.try_wait():  # SYNC(doorbell.wait)
+            pass
+        while self._dropped:
+            self._drop_loan(self._dropped.popleft())
+        for rank in [rank for rank, peer in self._peers.items() if peer.process]:
+            self._hear(rank)
+        for slot in self._recyclable():
+            self._recycle(slot)
+
+    def _hear(self, rank: int) -> None:
+        words, peer = self._memory.ranks[rank], self._peers[rank]
+        while words.notices.try_wait():  # SYNC(hear.wait)
+            notice = words.ring[peer.heard % len(words.ring)]
+            peer.heard += 1
+            if notice == LEFT:
+                self._hear_leave(rank)
+            else:
+                self._hear_release(rank, notice)
+        if not peer.admitted and not any(rank in holders for holders in self._holders):
+            self._vacate(rank)
+
+    def _recyclable(self) -> list[int]:
+        return [
+            slot
+            for slot in (*self._lent, *self._held)
+            if slot not in self._loaned and slot != self._current and not self._holders[slot]
+        ]
+
+    def _give_up(self, slot: int) -> None:
+        """Nothing was announced; the slot is the writer's again, or its loan's."""
+        self._current = None
+        self._step = "idle"
+
+    def _bury(self) -> None:
+        """Forget the readers whose processes have ended (R5), and the remote ones whose connection is gone."""
+        for rank, peer in list(self._peers.items()):
+            if peer.process.has_ended() if peer.process else not peer.identity:
+                self._exclude(rank)
+
+    def _greet(self) -> None:
+        """Hear what came over ZMQ: readers that join, and what remote ones have received."""
+        while int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+            identity, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            rank = next((rank for rank, peer in self._peers.items() if peer.identity == identity), None)
+            if parts and parts[0] == HELLO:
+                self._hear_hello(identity, Hello.unpack(self._key, parts))
+            elif rank is not None and parts == [BYE]:
+                self._exclude(rank)
+            elif rank is not None and len(parts) == 2 and parts[0] == ACK and len(parts[1]) == 8:
+                self._peers[rank].passed = int.from_bytes(parts[1], "little")
+
+    def _hear_hello(self, identity: bytes, hello: Hello | None) -> None:
+        if hello is None:
+            return
+        objection = ""
+        peer = self._peers.get(hello.rank)
+        if peer and (peer.process.has_ended() if peer.process else not peer.identity):
+            self._exclude(hello.rank)
+            peer = None
+        if peer:
+            objection = f"rank {hello.rank} is taken by {peer}"
+        elif hello.rank >= self._ranks or self._is_local(hello.rank) != bool(hello.pid):
+            objection = (
+                f"rank {hello.rank} is not one of the ring's {'local' if hello.pid else 'remote'} ranks"
+            )
+        if objection:
+            frames = [objection.encode()]
+            self._say(identity, [pack_head(REFUSED, self._key, hello.nonce, 0, frames), *frames])
+        else:
+            self._admit(hello, identity)
+
+    def _say(self, identity: bytes, parts: list[bytes]) -> None:
+        try:
+            self._socket.send_multipart([identity, *parts], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return  # it hung up before it was answered
+
+    def _is_local(self, rank: int) -> bool:
+        return rank < self._memory.layout.ranks
+
+    def _is_admitted(self, rank: int) -> bool:
+        return rank in self._peers and self._peers[rank].admitted
+
+    def _admitted(self) -> set[int]:
+        return {rank for rank, peer in self._peers.items() if peer.admitted}
+
+    def _remote_behind(self) -> bool:
+        return any(
+            peer.identity and self._behind(r, peer) for r, peer in self._peers.items() if not peer.process
+        )
+
+    def _who_holds(self) -> str:
+        held = [
+            f"slot {slot} by "
+            + (", ".join(f"reader {r} ({self._peers[r]})" for r in sorted(holders)) or "the writer")
+            for slot, holders in enumerate(self._holders)
+            if slot not in self._free
+        ]
+        return f"held are {'; '.join(held)}"
+
+
+def _dropped(dropped: deque[int], memory: RingMemory, slot: int, _: object) -> None:
+    # May run anywhere, in any thread, in the middle of anything: so it only leaves word.
+    dropped.append(slot)
+    memory.doorbell.post()  # SYNC(doorbell.post)
+
+
+def _address(frame: Buffer) -> int:
+    return int(np.frombuffer(frame, np.uint8).ctypes.data) if memoryview(frame).nbytes else 0
+
+
+def _place(sizes: list[int], regions: list[tuple[int, int]], fixed: list[int | None]) -> list[int] | None:
+    """Offsets for pieces of these sizes in the first region each fits, in order; None if one fits nowhere."""
+    starts = [start for start, _ in regions]
+    places = []
+    for size, place in zip(sizes, fixed, strict=True):
+        if place is None:
+            for i, (_, end) in enumerate(regions):
+                if starts[i] + size <= end:
+                    place, starts[i] = starts[i], round_up(starts[i] + size, LINE)
+                    break
+            else:
+                return None
+        places.append(place)
+    return places
