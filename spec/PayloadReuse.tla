@@ -14,14 +14,15 @@
 (*   P1  encode only into a buffer taken from the free list, or a new one; *)
 (*   P2  a first part that is refused leaves nothing behind;               *)
 (*   P3  a message that is begun is completed, or ended by an abort mark,  *)
-(*       unless the pipe itself is gone and took the message along;        *)
+(*       also when the peer died below it;                                 *)
 (*   P4  remember the tracker of every frame over the buffer, also after a *)
-(*       send that failed halfway;                                         *)
+(*       send that failed halfway, but not of parts that were refused: no  *)
+(*       reader ever sees those, and their trackers never fire;            *)
 (*   P5  a buffer is free when all those trackers are done, and the socket *)
 (*       must be touched, or they never are after a peer died;             *)
 (*   P6  keep FreeLimit free buffers, drop the surplus;                    *)
 (*   P7  the caller writes its tensor when its loan is done;               *)
-(*   P8  close with linger 0, then wait until everything is settled.       *)
+(*   P8  close with a bounded linger, then wait until all is settled.      *)
 (*                                                                         *)
 (* Not modelled: several senders on one socket (the implementation locks), *)
 (* what the codec writes, memory order (a tracker is a lock-protected      *)
@@ -40,7 +41,7 @@ CONSTANTS
     MayInterrupt   \* whether an exception may hit between two parts
 
 VARIABLE step       \* what the sender is at
-StepTypeInv == step \in {"idle", "taken", "encoding", "sending", "cut", "sent", "closed"}
+StepTypeInv == step \in {"idle", "taken", "encoding", "sending", "cut", "aborted", "sent", "closed"}
 
 VARIABLE number     \* the message it works on, or will next
 NumberTypeInv == number \in 1..(MaxMessage + 1)
@@ -85,6 +86,7 @@ Init ==
 
 -----------------------------------------------------------------------------
 PendingBuffers == {p.buffer : p \in pending}
+Leaky == {p.buffer : p \in {q \in pending : q.asked \intersect leaked # {}}}
 Fired(frames) == frames \intersect undone = {}
 
 \* P7: the caller computes the next message's tensor in place.
@@ -94,14 +96,14 @@ BeginOverwrite(t) ==
     /\ overwriting' = {t}
     /\ loan' = [loan EXCEPT ![t] = {}]
     /\ content' = [content EXCEPT ![t] = Torn]
-    /\ UNCHANGED <<partial, broken, pipe, holding, glimpse, seen, delivered, alive, undone, stale, peer, socket>>
+    /\ UNCHANGED <<partial, gone, mode, excused, pipe, holding, glimpse, seen, delivered, alive, undone, stale, leaked, refused, peer, socket>>
     /\ UNCHANGED <<step, number, shape, parts, hand, free, pending, accepted>>
 
 EndOverwrite(t) ==
     /\ t \in overwriting
     /\ overwriting' = {}
     /\ content' = [content EXCEPT ![t] = number]
-    /\ UNCHANGED <<partial, broken, pipe, holding, glimpse, seen, delivered, alive, undone, stale, peer, socket>>
+    /\ UNCHANGED <<partial, gone, mode, excused, pipe, holding, glimpse, seen, delivered, alive, undone, stale, leaked, refused, peer, socket>>
     /\ UNCHANGED <<step, number, shape, parts, hand, free, pending, loan, accepted>>
 
 \* P1: the free list, else new.
@@ -118,7 +120,7 @@ BeginEncode ==
     /\ step = "taken"
     /\ step' = "encoding"
     /\ content' = [x \in Memory |-> IF x \in hand THEN Torn ELSE content[x]]
-    /\ UNCHANGED <<partial, broken, pipe, holding, glimpse, seen, delivered, alive, undone, stale, peer, socket>>
+    /\ UNCHANGED <<partial, gone, mode, excused, pipe, holding, glimpse, seen, delivered, alive, undone, stale, leaked, refused, peer, socket>>
     /\ UNCHANGED <<number, shape, parts, hand, free, pending, overwriting, loan, accepted>>
 
 EndEncode(s) ==
@@ -126,7 +128,7 @@ EndEncode(s) ==
     /\ step' = "sending"
     /\ shape' = s
     /\ content' = [x \in Memory |-> IF x \in hand THEN number ELSE content[x]]
-    /\ UNCHANGED <<partial, broken, pipe, holding, glimpse, seen, delivered, alive, undone, stale, peer, socket>>
+    /\ UNCHANGED <<partial, gone, mode, excused, pipe, holding, glimpse, seen, delivered, alive, undone, stale, leaked, refused, peer, socket>>
     /\ UNCHANGED <<number, parts, hand, free, pending, overwriting, loan, accepted>>
 
 \* P3: part by part; only the first can be refused for want of room.
@@ -157,43 +159,53 @@ SendTimesOut ==
     /\ accepted' = IF Fault = "timeout_ignored" THEN Append(accepted, number) ELSE accepted
     /\ UNCHANGED <<envVars, parts, pending, overwriting, loan>>
 
-\* P3: the pipe went away below the message; libzmq dropped what was begun, and the rest must not follow.
+\* P4: what was begun can be read by nobody.
+ForgetParts ==
+    IF Fault = "refused_parts_kept"
+    THEN UNCHANGED <<parts, loan>>
+    ELSE parts' = <<>> /\ loan' = [t \in Tensors |-> loan[t] \ Range(parts)]
+
+\* P3: the pipe went away below the message, and the rest of it must not follow.
 PartRefused ==
     /\ step = "sending" /\ parts # <<>>
-    /\ RefuseFrame
-    /\ step' = IF Fault = "refused_part_retried" THEN "sending" ELSE "sent"
-    /\ UNCHANGED <<number, shape, parts, hand, free, pending, overwriting, loan, accepted>>
+    /\ RefuseFrame(Len(parts) + 1 < Len(shape))
+    /\ IF Fault = "refused_part_retried"
+       THEN UNCHANGED <<step, parts, loan>>
+       ELSE step' = (IF Fault = "refusal_not_ended" THEN "aborted" ELSE "cut") /\ ForgetParts
+    /\ UNCHANGED <<number, shape, hand, free, pending, overwriting, accepted>>
 
-\* A signal handler, an interrupt or a bad frame between two parts.
+\* A signal handler or another exception between two parts, or after the last.
 Interrupt ==
     /\ MayInterrupt
-    /\ parts # <<>>
-    /\ \/ /\ step = "sending"
-          /\ step' = IF Fault = "orphan_part" THEN "sent" ELSE "cut"
-          /\ UNCHANGED parts
-       \/ /\ step = "sent" /\ Len(parts) = Len(shape) /\ Fault = "resent_when_complete"
-          /\ step' = "sending"
-          /\ parts' = <<>>
+    /\ step \in {"sending", "sent"} /\ parts # <<>>
+    /\ IF Fault = "resent_when_complete" /\ step = "sent"
+       THEN step' = "sending" /\ parts' = <<>>
+       ELSE step' = (IF Fault = "orphan_part" THEN "aborted" ELSE "cut") /\ UNCHANGED parts
     /\ UNCHANGED <<envVars, number, shape, hand, free, pending, overwriting, loan, accepted>>
 
-\* P3: an empty last frame ends the message that was cut; the receiver refuses it by its number of frames.
+\* P3: an empty last frame ends the message that was cut; the receiver refuses it by its number of frames. The sender
+\* need not know how far it came: alone, the empty frame is passed over, and it does not matter whether it was taken.
 Abort ==
     /\ step = "cut"
-    /\ \/ QueueFrame(AbortMark(number, Len(shape)), FALSE)
-       \/ RefuseFrame
-    /\ step' = "sent"
-    /\ UNCHANGED <<number, shape, parts, hand, free, pending, overwriting, loan, accepted>>
+    /\ \/ /\ partial = <<>> => Accepts
+          /\ QueueFrame(AbortMark(number, Len(shape)), FALSE)
+          /\ UNCHANGED <<parts, loan>>
+       \/ RefuseFrame(FALSE) /\ ForgetParts
+       \/ partial = <<>> /\ mode = "usual" /\ UNCHANGED <<envVars, parts, loan>>
+    /\ step' = "aborted"
+    /\ UNCHANGED <<number, shape, hand, free, pending, overwriting, accepted>>
 
 \* P4: which trackers to ask about the buffer in hand.
 Asked ==
     LET over == {f \in Range(parts) : f.memory = hand}
-    IN  CASE Fault = "last_frame_tracker" -> {parts[Len(parts)]}
+    IN  CASE parts = <<>> \/ Fault = "no_tracker" -> {}
+          [] Fault = "last_frame_tracker" -> {parts[Len(parts)]}
           [] Fault = "copied_frame_tracker" -> {CHOOSE f \in Range(parts) : f.memory = {} \/ Range(parts) = over}
-          [] Fault \in {"no_tracker", "failed_send_forgotten"} /\ (Fault = "no_tracker" \/ Len(parts) < Len(shape)) -> {}
+          [] Fault = "failed_send_forgotten" /\ Len(parts) < Len(shape) -> {}
           [] OTHER -> over
 
 Remember ==
-    /\ step = "sent"
+    /\ step \in {"sent", "aborted"}
     /\ step' = "idle"
     /\ number' = number + 1
     /\ shape' = <<>> /\ parts' = <<>> /\ hand' = {}
@@ -231,7 +243,7 @@ DropSurplus(b) ==
 Touch ==
     /\ step = "idle"
     /\ Fault # "never_touched"
-    /\ EnvTouchSocket
+    /\ EnvNotice
     /\ UNCHANGED senderVars
 
 \* P8
@@ -244,7 +256,8 @@ Close ==
     /\ UNCHANGED <<number, shape, parts, hand, pending, overwriting, loan, accepted>>
 
 Done ==
-    /\ socket = "reaped" /\ pending = {} /\ undone = {} /\ holding = <<>>
+    /\ socket = "reaped" /\ holding = <<>>
+    /\ PendingBuffers \subseteq Leaky /\ undone \subseteq leaked \union refused
     /\ UNCHANGED vars
 
 -----------------------------------------------------------------------------
@@ -254,6 +267,7 @@ BeginRead == EnvBeginRead /\ UNCHANGED senderVars
 EndRead == EnvEndRead /\ UNCHANGED senderVars
 PeerDrop == EnvPeerDrop /\ UNCHANGED senderVars
 TrackerFires(m, i) == EnvTrackerFires(m, i) /\ UNCHANGED senderVars
+Notice == EnvNotice /\ UNCHANGED senderVars
 PeerDies == EnvPeerDies /\ UNCHANGED senderVars
 PeerReturns == EnvPeerReturns /\ UNCHANGED senderVars
 Reap == EnvReap /\ UNCHANGED senderVars
@@ -280,12 +294,13 @@ Next ==
     \/ EndRead
     \/ PeerDrop
     \/ \E m \in Messages, i \in Parts : TrackerFires(m, i)
+    \/ Notice
     \/ PeerDies
     \/ PeerReturns
     \/ Reap
 
 \* The sender goes on with a message it began, settles what it can, and closes when it is through or left alone;
-\* the environment works. The peer need not return. Each group is finite, so that weak fairness of the group is enough.
+\* the environment works. The peer need not return, and the socket notices that only if touched. Each group is finite, so that weak fairness of the group is enough.
 Fairness ==
     /\ WF_vars(BeginEncode \/ (\E s \in Shapes : EndEncode(s)) \/ SendPart \/ SendTimesOut \/ PartRefused \/ Abort \/ Remember)
     /\ WF_vars(\E t \in Tensors : EndOverwrite(t))
@@ -318,12 +333,12 @@ Arrived == SelectSeq(delivered, LAMBDA d : ~WasCut(d))
 \* In order and at most once.
 NothingDoubled == \A j, k \in DOMAIN Arrived : j < k => Arrived[j][1].msg < Arrived[k][1].msg
 
-\* While the peer lives and nothing is dropped by design, what was accepted has arrived or is on its way.
+\* What was accepted has arrived or is on its way, but for what the peer's death excuses and what drops by design.
 OnItsWay == {f.msg : f \in FramesIn(pipe) \union Range(holding) \union Range(partial)}
 NothingLost ==
-    (peer = "up" /\ socket = "open" /\ WhenFull = "blocks")
+    (socket = "open" /\ WhenFull = "blocks")
         => \A k \in DOMAIN accepted :
-            accepted[k] \in OnItsWay \union {Arrived[j][1].msg : j \in DOMAIN Arrived}
+            accepted[k] \in OnItsWay \union excused \union {Arrived[j][1].msg : j \in DOMAIN Arrived}
 
 \* P1: a buffer is in hand, or free, or pending, or nowhere.
 OneHand ==
@@ -333,14 +348,14 @@ OneHand ==
 \* P6
 FreeListBounded == Cardinality(free) <= FreeLimit
 
-\* P5, P8: whatever was sent is settled in the end, or the socket closes.
-EveryBufferSettles == \A b \in Buffers : (b \in PendingBuffers) ~> (b \notin PendingBuffers)
+\* P5, P8: whatever was sent is settled in the end, or the socket closes; but for what libzmq leaked unnoticed (E9).
+EveryBufferSettles == \A b \in Buffers : (b \in PendingBuffers) ~> (b \notin PendingBuffers \/ b \in Leaky)
 
-\* P7: the caller's loan ends.
-EveryLoanEnds == \A t \in Tensors : (loan[t] # {}) ~> Fired(loan[t])
+\* P7: the caller's loan ends, with the same exception.
+EveryLoanEnds == \A t \in Tensors : (loan[t] # {}) ~> (Fired(loan[t]) \/ loan[t] \intersect leaked # {})
 
-\* P8: after closing no buffer is held.
-NothingHeldAfterClose == (step = "closed") ~> (hand = {} /\ free = {} /\ pending = {} /\ undone = {})
+\* P8: after closing no buffer is held, with the same exception.
+NothingHeldAfterClose == (step = "closed") ~> (hand = {} /\ free = {} /\ PendingBuffers \subseteq Leaky)
 
 -----------------------------------------------------------------------------
 \* Payload buffers go round as the law says; a tensor is always in the caller's hand.

@@ -14,14 +14,23 @@
 (*   E4  Frames sent with SNDMORE travel only with the rest. A message cut *)
 (*       off in the middle stays, and is glued to the front of the next.   *)
 (*   E5  When the peer goes, a connecting stream socket keeps its queue    *)
-(*       for whoever comes back. Otherwise the pipe is gone: what was in   *)
-(*       it is let go when the sender next touches the socket, and the     *)
-(*       next part of an unfinished message is refused (EAGAIN), after     *)
-(*       which libzmq counts a further part as the start of a new message. *)
+(*       for whoever comes back. Otherwise the pipe is gone, but the       *)
+(*       socket notices only when the sender touches it (libzmq looks at   *)
+(*       its commands about once a millisecond of use). Until then it      *)
+(*       takes messages for the dead pipe. When it notices, it lets go of  *)
+(*       everything in that pipe. Of a message begun there it refuses the  *)
+(*       next part (EAGAIN), or swallows it. Either way it then swallows   *)
+(*       all parts up to the next one without SNDMORE, whichever message   *)
+(*       that is of; only after the refusal of a last part does it count   *)
+(*       the next part as the start of a message.                          *)
+(*   E9  The parts of an unfinished message are not readable yet. What was *)
+(*       begun in a pipe that dies is leaked: nobody reads it, and its     *)
+(*       trackers never fire. Only a refusal tells the sender.             *)
 (*   E6  At the high-water mark a first part is refused, or the message is *)
 (*       dropped and its trackers fire, by socket type.                    *)
-(*   E7  Closing with linger 0 lets go of everything that the receiver     *)
-(*       does not hold itself, soon but not at once.                       *)
+(*   E7  Closing with a bounded linger lets go of everything in the end,   *)
+(*       but not at once. Over inproc the receiver keeps what it holds and *)
+(*       can still take what was queued.                                   *)
 (*                                                                         *)
 (* The operators Env... are the steps of the environment; the module that   *)
 (* extends this one adds what its sender keeps and names them as actions.  *)
@@ -72,8 +81,14 @@ ContentTypeInv == content \in [Memory -> 0..MaxMessage]
 VARIABLE partial    \* parts sent with SNDMORE whose message is not complete yet
 PartialTypeInv == partial \in Seq(Frame)
 
-VARIABLE broken     \* the pipe of `partial` is gone
-BrokenTypeInv == broken \in BOOLEAN
+VARIABLE gone       \* a pipe is dead and the socket has not noticed
+GoneTypeInv == gone \in BOOLEAN
+
+VARIABLE mode       \* where the next part goes: as usual, to a pipe that is dead, or nowhere
+ModeTypeInv == mode \in {"usual", "doomed", "swallowing"}
+
+VARIABLE excused    \* messages that may be lost, because the peer died (for NothingLost)
+ExcusedTypeInv == excused \subseteq Messages
 
 VARIABLE pipe       \* complete messages on their way
 PipeTypeInv == pipe \in Seq(Seq(Frame))
@@ -96,8 +111,14 @@ AliveTypeInv == alive \subseteq Frame
 VARIABLE undone     \* aliasing frames whose tracker has not fired
 UndoneTypeInv == undone \subseteq Frame
 
-VARIABLE stale      \* aliasing frames in a pipe that is gone, until the sender touches the socket
+VARIABLE stale      \* aliasing frames in a dead pipe, until the socket notices
 StaleTypeInv == stale \subseteq Frame
+
+VARIABLE leaked     \* aliasing frames that nobody can read and whose tracker will never fire
+LeakedTypeInv == leaked \subseteq Frame
+
+VARIABLE refused    \* the same, of messages whose sender was told
+RefusedTypeInv == refused \subseteq Frame
 
 VARIABLE peer       \* whether the other side is there
 PeerTypeInv == peer \in {"up", "down", "returned"}
@@ -105,17 +126,17 @@ PeerTypeInv == peer \in {"up", "down", "returned"}
 VARIABLE socket     \* the sender's socket
 SocketTypeInv == socket \in {"open", "closed", "reaped"}
 
-envVars == <<content, partial, broken, pipe, holding, glimpse, seen, delivered, alive, undone, stale, peer, socket>>
+envVars == <<content, partial, gone, mode, excused, pipe, holding, glimpse, seen, delivered, alive, undone, stale, leaked, refused, peer, socket>>
 
 EnvTypeOK ==
-    /\ ContentTypeInv /\ PartialTypeInv /\ BrokenTypeInv /\ PipeTypeInv /\ HoldingTypeInv /\ GlimpseTypeInv /\ SeenTypeInv
-    /\ DeliveredTypeInv /\ AliveTypeInv /\ UndoneTypeInv /\ StaleTypeInv /\ PeerTypeInv /\ SocketTypeInv
+    /\ ContentTypeInv /\ PartialTypeInv /\ GoneTypeInv /\ ModeTypeInv /\ ExcusedTypeInv /\ PipeTypeInv /\ HoldingTypeInv /\ GlimpseTypeInv /\ SeenTypeInv
+    /\ DeliveredTypeInv /\ AliveTypeInv /\ UndoneTypeInv /\ StaleTypeInv /\ LeakedTypeInv /\ RefusedTypeInv /\ PeerTypeInv /\ SocketTypeInv
 
 EnvInit ==
     /\ content = [x \in Memory |-> Torn]
-    /\ partial = <<>> /\ broken = FALSE /\ pipe = <<>>
+    /\ partial = <<>> /\ gone = FALSE /\ mode = "usual" /\ excused = {} /\ pipe = <<>>
     /\ holding = <<>> /\ glimpse = <<>> /\ seen = <<>> /\ delivered = <<>>
-    /\ alive = {} /\ undone = {} /\ stale = {}
+    /\ alive = {} /\ undone = {} /\ stale = {} /\ leaked = {} /\ refused = {}
     /\ peer = "up" /\ socket = "open"
 
 -----------------------------------------------------------------------------
@@ -131,42 +152,62 @@ HasPipe == PipeSurvives \/ peer # "down"
 HasRoom == HasPipe /\ Len(pipe) < HighWater
 
 \* Whether a first part is taken.
-Accepts == HasRoom \/ WhenFull = "drops"
+Accepts == mode = "swallowing" \/ gone \/ HasRoom \/ WhenFull = "drops"
 
-\* E1, E4, E6: what happens to the environment when frame f is sent. `more` is SNDMORE.
+\* E5: the socket swallows frame f; nobody will read it.
+SwallowFrame(f, more) ==
+    /\ mode' = IF more THEN "swallowing" ELSE "usual"
+    /\ partial' = <<>>
+    /\ UNCHANGED <<pipe, stale, alive, excused>>
+
+\* E1, E4, E5, E6: frame f goes to a pipe: to the dead one as long as nobody noticed, or to a live one.
+PipeFrame(f, more) ==
+    \E dead \in BOOLEAN :
+        /\ IF partial # <<>> THEN dead = (mode = "doomed")
+           ELSE (dead => gone) /\ (~dead => HasRoom \/ WhenFull = "drops")
+        /\ dead => gone
+        /\ LET message == Append(partial, f)
+               frames  == Aliasing(Range(message))
+               dropped == ~more /\ ~dead /\ ~HasRoom
+           IN  /\ partial' = IF more THEN message ELSE <<>>
+               /\ mode' = IF more /\ dead THEN "doomed" ELSE "usual"
+               /\ excused' = IF dead THEN excused \union {f.msg} ELSE excused
+               /\ pipe' = IF more \/ dead \/ dropped THEN pipe ELSE Append(pipe, message)
+               /\ stale' = IF ~more /\ dead THEN stale \union frames ELSE stale
+               /\ alive' = IF dropped THEN alive \ frames ELSE alive \union Aliasing({f})
+
+\* What happens to the environment when frame f is sent. `more` is SNDMORE.
 QueueFrame(f, more) ==
     /\ socket = "open"
-    /\ ~broken
-    /\ LET message == Append(partial, f)
-           lost    == ~more /\ ~HasRoom /\ WhenFull = "drops"
-       IN  /\ partial' = IF more THEN message ELSE <<>>
-           /\ pipe' = IF more \/ lost THEN pipe ELSE Append(pipe, message)
-           /\ alive' = IF lost THEN alive \ Range(message) ELSE alive \union Aliasing({f})
-           /\ undone' = undone \union Aliasing({f})
-    /\ UNCHANGED <<content, broken, holding, glimpse, seen, delivered, stale, peer, socket>>
+    /\ IF mode = "swallowing" THEN SwallowFrame(f, more) ELSE PipeFrame(f, more)
+    /\ undone' = undone \union Aliasing({f})
+    /\ UNCHANGED <<content, gone, holding, glimpse, seen, delivered, leaked, refused, peer, socket>>
 
-\* E5: the pipe went away below an unfinished message.
-RefuseFrame ==
+\* E5, E9: the pipe went away below an unfinished message, and its next part is refused.
+RefuseFrame(more) ==
     /\ socket = "open"
-    /\ broken
-    /\ broken' = FALSE
+    /\ mode = "doomed"
+    /\ mode' = IF more THEN "swallowing" ELSE "usual"
+    /\ gone' = TRUE
     /\ partial' = <<>>
     /\ alive' = alive \ Range(partial)
-    /\ UNCHANGED <<content, pipe, holding, glimpse, seen, delivered, undone, stale, peer, socket>>
+    /\ leaked' = leaked \ Range(partial)
+    /\ refused' = refused \union Aliasing(Range(partial))
+    /\ UNCHANGED <<content, excused, pipe, holding, glimpse, seen, delivered, undone, stale, peer, socket>>
 
 \* E2: the reader turns to the next message.
 EnvPeerTake ==
-    /\ socket # "reaped"
+    /\ socket # "reaped" \/ Transport = "inproc"
     /\ peer # "down" /\ holding = <<>> /\ pipe # <<>>
     /\ holding' = Head(pipe)
     /\ pipe' = Tail(pipe)
-    /\ UNCHANGED <<content, partial, broken, glimpse, seen, delivered, alive, undone, stale, peer, socket>>
+    /\ UNCHANGED <<content, partial, gone, mode, excused, glimpse, seen, delivered, alive, undone, stale, leaked, refused, peer, socket>>
 
 \* E2: it looks at the bytes of a frame; whatever happens to them before it is through, it has seen a mixture.
 EnvBeginRead ==
     /\ glimpse = <<>> /\ Len(seen) < Len(holding)
     /\ glimpse' = <<Bytes(holding[Len(seen) + 1])>>
-    /\ UNCHANGED <<content, partial, broken, pipe, holding, seen, delivered, alive, undone, stale, peer, socket>>
+    /\ UNCHANGED <<content, partial, gone, mode, excused, pipe, holding, seen, delivered, alive, undone, stale, leaked, refused, peer, socket>>
 
 EnvEndRead ==
     /\ glimpse # <<>>
@@ -180,7 +221,7 @@ EnvEndRead ==
            /\ holding' = IF last /\ stream THEN <<>> ELSE holding
            /\ alive' = IF stream THEN alive \ {f} ELSE alive
     /\ glimpse' = <<>>
-    /\ UNCHANGED <<content, partial, broken, pipe, undone, stale, peer, socket>>
+    /\ UNCHANGED <<content, partial, gone, mode, excused, pipe, undone, stale, leaked, refused, peer, socket>>
 
 \* E2: the receiver of an inproc message drops its frames.
 EnvPeerDrop ==
@@ -188,15 +229,16 @@ EnvPeerDrop ==
     /\ holding # <<>> /\ Len(seen) = Len(holding)
     /\ alive' = alive \ Range(holding)
     /\ holding' = <<>> /\ seen' = <<>>
-    /\ UNCHANGED <<content, partial, broken, pipe, glimpse, delivered, undone, stale, peer, socket>>
+    /\ UNCHANGED <<content, partial, gone, mode, excused, pipe, glimpse, delivered, undone, stale, leaked, refused, peer, socket>>
 
 \* E3
 EnvTrackerFires(m, i) ==
     /\ \E f \in undone :
         /\ f.msg = m /\ f.part = i
+        /\ f \notin leaked \union refused
         /\ f \notin alive \/ (Fault = "tracker_before_drop" /\ f \in Range(holding))
         /\ undone' = undone \ {f}
-    /\ UNCHANGED <<content, partial, broken, pipe, holding, glimpse, seen, delivered, alive, stale, peer, socket>>
+    /\ UNCHANGED <<content, partial, gone, mode, excused, pipe, holding, glimpse, seen, delivered, alive, stale, leaked, refused, peer, socket>>
 
 \* E5: the receiving socket goes. What a stream's I/O thread was writing is given up; an inproc receiver keeps what it holds.
 EnvPeerDies ==
@@ -208,39 +250,49 @@ EnvPeerDies ==
        THEN holding' = <<>> /\ seen' = <<>> /\ glimpse' = <<>>
        ELSE UNCHANGED <<holding, seen, glimpse>>
     /\ IF PipeSurvives
-       THEN UNCHANGED <<pipe, stale, broken>>
+       THEN UNCHANGED <<pipe, stale, gone, mode>>
        ELSE /\ pipe' = <<>>
             /\ stale' = Aliasing(FramesIn(pipe))
-            /\ broken' = (partial # <<>>)
-    /\ UNCHANGED <<content, partial, delivered, undone, socket>>
+            /\ gone' = TRUE
+            /\ mode' = IF partial # <<>> THEN "doomed" ELSE mode
+    /\ excused' = {f.msg : f \in FramesIn(pipe) \union Range(holding) \union Range(partial)}
+    /\ UNCHANGED <<content, partial, delivered, undone, leaked, refused, socket>>
 
 EnvPeerReturns ==
     /\ peer = "down" /\ socket = "open"
     /\ peer' = "returned"
-    /\ UNCHANGED <<content, partial, broken, pipe, holding, glimpse, seen, delivered, alive, undone, stale, socket>>
+    /\ UNCHANGED <<content, partial, gone, mode, excused, pipe, holding, glimpse, seen, delivered, alive, undone, stale, leaked, refused, socket>>
 
-\* E5: what the sender does by asking the socket for its events.
-EnvTouchSocket ==
-    /\ stale # {} /\ socket = "open"
-    /\ alive' = alive \ stale
+\* E5: the socket processes its commands, which asking it for its events makes sure of.
+EnvNotice ==
+    /\ gone /\ socket = "open"
+    /\ gone' = FALSE
     /\ stale' = {}
-    /\ UNCHANGED <<content, partial, broken, pipe, holding, glimpse, seen, delivered, undone, peer, socket>>
+    /\ IF mode = "doomed"
+       THEN /\ alive' = alive \ (stale \union Range(partial))
+            /\ leaked' = leaked \union Aliasing(Range(partial))
+            /\ \/ mode' = "swallowing" /\ partial' = <<>>
+               \/ UNCHANGED <<mode, partial>>
+       ELSE /\ alive' = alive \ stale
+            /\ UNCHANGED <<mode, partial, leaked>>
+    /\ UNCHANGED <<content, refused, excused, pipe, holding, glimpse, seen, delivered, undone, peer, socket>>
 
 \* E7: the sender closes; the I/O thread lets go a little later.
 EnvCloseSocket ==
     /\ socket = "open"
     /\ socket' = "closed"
-    /\ UNCHANGED <<content, partial, broken, pipe, holding, glimpse, seen, delivered, alive, undone, stale, peer>>
+    /\ UNCHANGED <<content, partial, gone, mode, excused, pipe, holding, glimpse, seen, delivered, alive, undone, stale, leaked, refused, peer>>
 
 EnvReap ==
     /\ socket = "closed"
     /\ Fault = "close_lingers" => peer # "down"
     /\ socket' = "reaped"
-    /\ partial' = <<>> /\ broken' = FALSE /\ pipe' = <<>> /\ stale' = {}
+    /\ partial' = <<>> /\ gone' = FALSE /\ mode' = "usual" /\ stale' = {}
     /\ IF Transport = "stream"
-       THEN alive' = {} /\ holding' = <<>> /\ seen' = <<>> /\ glimpse' = <<>>
-       ELSE alive' = alive \intersect Range(holding) /\ UNCHANGED <<holding, seen, glimpse>>
-    /\ UNCHANGED <<content, delivered, undone, peer>>
+       THEN alive' = {} /\ pipe' = <<>> /\ holding' = <<>> /\ seen' = <<>> /\ glimpse' = <<>>
+       ELSE /\ alive' = alive \intersect (Range(holding) \union FramesIn(pipe))
+            /\ UNCHANGED <<pipe, holding, seen, glimpse>>
+    /\ UNCHANGED <<content, excused, delivered, undone, leaked, refused, peer>>
 
 -----------------------------------------------------------------------------
 \* E3: a finished tracker means that nobody reads that frame any more.

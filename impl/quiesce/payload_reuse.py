@@ -70,8 +70,14 @@ class _Message:
     frames: list[_Frame] = field(default_factory=list)
     trackers: list[Tracker] = field(default_factory=list)
     begun: bool = False
+    refused: bool = False
+    loan: Loan = field(default_factory=lambda: Loan("nothing", ()))
 
     def over(self, owner: str) -> list[Tracker]:
+        if self.refused:
+            # libzmq leaks the parts of a message that it refuses in the middle: their trackers never fire. Nor does
+            # anybody read them, since parts are shown to a reader only with the last one.
+            return []
         return [
             tracker
             for tracker, frame in zip(self.trackers, self.frames, strict=False)
@@ -81,6 +87,10 @@ class _Message:
 
 def _number(sender: PayloadSender, result: object, message: _Message, *rest: object) -> dict[str, object]:
     return {"message": message.number, "buffer": id(message.buffer)}
+
+
+def _part(sender: PayloadSender, sent: bool, message: _Message) -> dict[str, object]:
+    return {"message": message.number, "part": len(message.trackers), "sent": sent}
 
 
 class PayloadSender:
@@ -119,16 +129,16 @@ class PayloadSender:
         """Send `obj` without copying its large tensors; they must not be written until the loan returned is done.
 
         Over inproc that is when the receiver dropped what it received. Tensors below `COPY_THRESHOLD` bytes, and those
-        that have to be copied because they are not contiguous, are not lent. Raises as `send` does.
+        that have to be copied because they are not contiguous, are not lent. Raises as `send` does; what had been lent
+        by then stays in `loans`.
         """
-        message = self._transmit(obj, True, timeout, prefix)
-        loan = Loan(f"message {message.number}", message.over("caller"), self.touch)
+        return self._transmit(obj, True, timeout, prefix).loan
+
+    @property
+    def loans(self) -> tuple[Loan, ...]:
+        """The loans that are not done, those of messages that failed halfway included."""
         with self._lock:
-            while self._loans and self._loans[0].done:
-                self._loans.popleft()
-            if not loan.done:
-                self._loans.append(loan)
-        return loan
+            return tuple(loan for loan in self._loans if not loan.done)
 
     def _transmit(self, obj: object, lend: bool, timeout: float, prefix: Sequence[bytes]) -> _Message:
         heading = [_Frame(memoryview(frame).cast("B"), "frame") for frame in prefix]
@@ -147,13 +157,21 @@ class PayloadSender:
                 if not message.begun:
                     message.buffer.reclaim()
                     self.pool.give_back(message.buffer)
-                elif not isinstance(error, PeerDied):
+                else:
                     self._abort(message)
                 raise
             finally:
                 if message.begun:
                     self.pool.lend(message.buffer, self._asked(message))
+                    message.loan = self._owed(message)
+                    self._loans.append(message.loan)
+                while self._loans and self._loans[0].done:
+                    self._loans.popleft()
         return message
+
+    def _owed(self, message: _Message) -> Loan:
+        """P7: what the caller has to wait for before it writes its tensors."""
+        return Loan(f"message {message.number}", message.over("caller"), self.touch)
 
     @action("Encode", _number)
     def _encode(self, message: _Message, obj: object, lend: bool) -> None:
@@ -187,9 +205,7 @@ class PayloadSender:
             if not self._send_part(message):
                 self._part_refused(message)
 
-    @action(
-        "SendPart", lambda sender, sent, message: {"message": message.number, "part": len(message.trackers)}
-    )
+    @action("SendPart", _part)
     def _send_part(self, message: _Message) -> bool:
         """P3: send the next part; False if it was refused, which only the first is for want of room."""
         frame = message.frames[len(message.trackers)]
@@ -198,24 +214,26 @@ class PayloadSender:
         data: Buffer = frame.view
         copy = memoryview(data).nbytes < COPY_THRESHOLD
         tracker: Tracker = _DONE
+        # Until the socket says that it refused the part, it may have taken it, whatever exception comes.
         message.begun = True
+        taken = True
         try:
             if not copy:
                 data = zmq.Frame(data, track=frame.owner != "frame", copy=False)
                 tracker = data.tracker or _DONE
             self._socket.send(data, flags, copy=copy)
         except zmq.Again:
-            message.begun = not first
-            return False
+            taken = False
         except zmq.ZMQError as error:
-            message.begun = not first
+            taken = False
             raise _translated(error, message.number) from None
         finally:
             # An exception's traceback must not keep the frame, or its tracker would not fire.
             del data
-            if message.begun:
+            message.begun = taken or not first
+            if taken:
                 message.trackers.append(tracker)
-        return True
+        return taken
 
     @action("SendTimesOut", _number)
     def _send_times_out(self, message: _Message, timeout: float) -> None:
@@ -227,19 +245,23 @@ class PayloadSender:
 
     @action("PartRefused", _number)
     def _part_refused(self, message: _Message) -> None:
-        """P3: libzmq dropped what was begun, and counts a further part as the start of a message: send none."""
+        """P3: libzmq dropped what was begun, and the rest must not follow."""
+        message.refused = True
         raise PeerDied(
-            f"message {message.number} was not delivered: the peer went away after {len(message.trackers) - 1} of "
+            f"message {message.number} was not delivered: the peer went away after {len(message.trackers)} of "
             f"{len(message.frames)} frames; later messages are not affected"
         )
 
     @action("Abort", _number)
     def _abort(self, message: _Message) -> None:
-        """P3: end a message that an exception cut off, so that it is not glued to the next one."""
+        """P3: end a message that was cut off: the next one must neither be glued to it nor swallowed for it."""
         try:
             self._socket.send(ABORT, zmq.NOBLOCK)
+        except zmq.Again:
+            # The pipe is gone, and what was begun in it; or all had been sent, and there is no room for the mark.
+            message.refused = len(message.trackers) < len(message.frames)
         except zmq.ZMQError:
-            # Refused because the pipe is gone, and the cut message with it; or nothing had been sent.
+            # The socket or its context is closed.
             return
 
     def _asked(self, message: _Message) -> list[Tracker]:

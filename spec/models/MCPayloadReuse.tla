@@ -14,5 +14,12 @@ TwoParts == {<<Payload(x), Payload(y)>> : x, y \in BOOLEAN}
 \* A small payload that describes a tensor lent by the caller; and one that is all payload.
 WithTensor == {<<Payload(FALSE), Lent(TRUE)>>, <<Payload(TRUE), Lent(FALSE)>>, <<Payload(TRUE), Lent(TRUE)>>}
 
-NoTensor == {}
+\* Three parts, so that one that is not the last can be refused.
+ThreeParts == {<<Payload(TRUE), Payload(FALSE), Payload(FALSE)>>}
+
+\* A large tensor lent, behind a payload that is copied.
+TensorLast == {<<Payload(FALSE), Lent(TRUE)>>}
+
+\* All of them.
+AnyShape == TwoParts \union WithTensor \union ThreeParts
 =============================================================================

@@ -20,10 +20,10 @@ SendPart(large, b) ==
 
 \* After a refusal the rest of the message must not be sent.
 PartRefused ==
-    /\ RefuseFrame
+    /\ RefuseFrame(next[2] < MaxParts)
     /\ next' = IF Fault = "part_retried" THEN next ELSE <<next[1] + 1, 1>>
 
-Touch == Fault # "socket_untouched" /\ EnvTouchSocket /\ UNCHANGED next
+Touch == Fault # "socket_untouched" /\ EnvNotice /\ UNCHANGED next
 Close == EnvCloseSocket /\ UNCHANGED next
 
 PeerTake == EnvPeerTake /\ UNCHANGED next
@@ -31,18 +31,19 @@ BeginRead == EnvBeginRead /\ UNCHANGED next
 EndRead == EnvEndRead /\ UNCHANGED next
 PeerDrop == EnvPeerDrop /\ UNCHANGED next
 TrackerFires(m, i) == EnvTrackerFires(m, i) /\ UNCHANGED next
+Notice == EnvNotice /\ UNCHANGED next
 PeerDies == EnvPeerDies /\ UNCHANGED next
 PeerReturns == EnvPeerReturns /\ UNCHANGED next
 Reap == EnvReap /\ UNCHANGED next
 
-Done == socket = "reaped" /\ undone = {} /\ holding = <<>> /\ UNCHANGED vars
+Done == socket = "reaped" /\ undone \subseteq leaked \union refused /\ holding = <<>> /\ UNCHANGED vars
 
 Next ==
     \/ \E large \in BOOLEAN, b \in Buffers : SendPart(large, b)
     \/ PartRefused \/ Touch \/ Close
     \/ PeerTake \/ BeginRead \/ EndRead \/ PeerDrop
     \/ \E m \in Messages, i \in Parts : TrackerFires(m, i)
-    \/ PeerDies \/ PeerReturns \/ Reap
+    \/ Notice \/ PeerDies \/ PeerReturns \/ Reap
     \/ Done
 
 \* The reader reads and drops, libzmq works, the sender touches its socket, and closes it if the peer stays away.
@@ -60,7 +61,8 @@ WholeMessages ==
         /\ Len(delivered[k]) = MaxParts
         /\ \A i \in DOMAIN delivered[k] : delivered[k][i].part = i /\ delivered[k][i].msg = delivered[k][1].msg
 
+\* E3, but for E9.
 EveryTrackerFires ==
     \A m \in Messages, i \in Parts :
-        (\E f \in undone : f.msg = m /\ f.part = i) ~> ~(\E f \in undone : f.msg = m /\ f.part = i)
+        (\E f \in undone : f.msg = m /\ f.part = i) ~> ~(\E f \in undone \ (leaked \union refused) : f.msg = m /\ f.part = i)
 =============================================================================
