@@ -19,6 +19,7 @@ import select
 import struct
 import time
 from dataclasses import dataclass
+from functools import cached_property
 
 from quiesce.errors import DecodeError, PeerDied, QuiesceError, ResourceExhausted
 
@@ -113,20 +114,20 @@ class Layout:
     window: int
     slot_bytes: int
 
-    @property
+    @cached_property
     def rank_bytes(self) -> int:
         """A reader has at most one notice a slot outstanding, and the one that it left."""
         return NOTICE_RING_AT + round_up(4 * (self.slots + 1), LINE)
 
-    @property
+    @cached_property
     def entries_at(self) -> int:
         return RANKS_AT + self.ranks * self.rank_bytes
 
-    @property
+    @cached_property
     def slots_at(self) -> int:
         return round_up(self.entries_at + self.window * ENTRY_BYTES, mmap.ALLOCATIONGRANULARITY)
 
-    @property
+    @cached_property
     def total(self) -> int:
         return self.slots_at + self.slots * self.slot_bytes
 
