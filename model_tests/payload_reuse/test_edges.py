@@ -1,0 +1,407 @@
+"""What the larger tests pass over: thresholds met exactly, time limits, errors on the way out, and long-run leaks."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import zmq
+import zmq.asyncio
+
+from quiesce import events
+from quiesce.codec import ABORT, Decoder
+from quiesce.errors import Closed, NotQuiescent, QuiesceTimeout
+from quiesce.payload_receiver import AsyncPayloadReceiver, PayloadReceiver
+from quiesce.payload_reuse import COPY_THRESHOLD, PayloadSender
+
+LARGE = 100_000
+
+
+class Signal(Exception):
+    pass
+
+
+class Watched(zmq.Socket):  # type: ignore[type-arg]
+    """A socket that notes how long it was told to wait and to linger, and can be told to fail in the middle."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.__dict__.update(polls=[], lingers=[], fail_at=0, ready=False)
+
+    def poll(self, timeout: Any = None, flags: int = zmq.POLLIN) -> int:
+        self.polls.append(timeout)
+        return flags if self.ready else super().poll(timeout, flags)
+
+    def close(self, linger: Any = None) -> None:
+        self.lingers.append(linger)
+        super().close(linger)
+
+    def recv(self, *args: Any, **options: Any) -> Any:
+        self.fail_at -= 1
+        if self.fail_at == 0:
+            raise Signal
+        return super().recv(*args, **options)
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[Any]]:
+    context = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+def joined(context: zmq.Context[Any], kind: int = zmq.PUSH, peer: int = zmq.PULL) -> Any:
+    front, back = context.socket(kind, socket_class=Watched), context.socket(peer, socket_class=Watched)
+    front.bind("inproc://edges")
+    back.connect("inproc://edges")
+    return front, back
+
+
+def wait_for_pending(sender: PayloadSender) -> None:
+    for _, trackers in sender.pool._pending:
+        for tracker in trackers:
+            tracker.wait(5)
+
+
+def full(size: int, value: int = 1) -> torch.Tensor:
+    return torch.full((size,), value, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("size", [COPY_THRESHOLD - 1, COPY_THRESHOLD])
+def test_a_tensor_is_lent_from_the_threshold_on(context: zmq.Context[Any], size: int) -> None:
+    push, pull = joined(context)
+    with PayloadSender(push) as sender, PayloadReceiver(pull) as receiver:
+        loan = sender.lend([full(size)])
+        received = receiver.receive()
+        assert loan.done == (size < COPY_THRESHOLD)
+        del received
+        loan.wait(5)
+        assert sender.loans == ()
+
+
+def test_what_had_to_be_copied_is_not_owed_to_the_caller(context: zmq.Context[Any]) -> None:
+    push, pull = joined(context)
+    with PayloadSender(push) as sender, PayloadReceiver(pull) as receiver:
+        tensor = torch.arange(2 * LARGE)[::2]
+        assert sender.lend([tensor]).done
+        sender.send([tensor])
+        for _ in range(2):
+            received = receiver.receive()
+            assert torch.equal(received.value[0], tensor)
+            del received
+
+
+def test_copied_tensors_keep_an_alignment_that_can_be_shared(context: zmq.Context[Any]) -> None:
+    """Behind a tensor of odd size the next one is still not copied again by the receiver."""
+    push, pull = joined(context)
+    with PayloadSender(push) as sender, PayloadReceiver(pull) as receiver:
+        sender.send([full(LARGE + 1), torch.arange(LARGE)])
+        odd, even = receiver.receive().value
+        address = (even.data_ptr() - odd.data_ptr()) % 64
+        assert torch.equal(even, torch.arange(LARGE))
+        del odd, even
+        assert address == 0
+
+
+@pytest.mark.parametrize(
+    ("decoder", "size", "aliases"),
+    [(Decoder(), LARGE, True), (Decoder(copy=True), LARGE, False), (Decoder(), 8, False)],
+)
+def test_a_receiver_says_what_it_shares(
+    context: zmq.Context[Any], decoder: Decoder[Any], size: int, aliases: bool
+) -> None:
+    push, pull = joined(context)
+    with PayloadSender(push) as sender, PayloadReceiver(pull, decoder) as receiver:
+        sender.lend([full(size)])
+        assert receiver.receive().aliases_sender == aliases
+
+
+def test_a_buffer_goes_round_with_its_body_and_without_old_views(context: zmq.Context[Any]) -> None:
+    push, pull = joined(context)
+    with PayloadSender(push) as sender, PayloadReceiver(pull, Decoder(copy=True)) as receiver:
+        bodies = set()
+        for number in range(5):
+            sender.send([full(LARGE, number)])
+            assert torch.equal(receiver.receive().value[0], full(LARGE, number))
+            wait_for_pending(sender)
+            [(buffer, _)] = sender.pool._pending
+            bodies.add(id(buffer.body))
+            assert len(buffer._views) == 2
+        assert len(bodies) == 1
+
+
+def test_sending_alone_recycles_buffers_and_forgets_loans(context: zmq.Context[Any]) -> None:
+    push, pull = joined(context)
+    with PayloadSender(push) as sender, PayloadReceiver(pull) as receiver:
+        first = weakref.ref(sender.lend("first"))
+        sender.lend([full(LARGE)])
+        gc.collect()
+        assert first() is None
+        assert receiver.receive().value == "first"
+        held = receiver.receive()
+        for _ in range(20):
+            sender.send("small")
+        # One buffer under the frames held, one that goes round.
+        assert sender.pool.free + sender.pool.pending <= 2
+        del held
+
+
+def test_settling_comes_to_all_pending_buffers(context: zmq.Context[Any]) -> None:
+    push, pull = joined(context)
+    with PayloadSender(push) as sender, PayloadReceiver(pull) as receiver:
+        for _ in range(20):
+            sender.send({"pad": bytes(LARGE)})
+        assert sender.pool.pending == 20
+        for _ in range(20):
+            receiver.receive()
+        wait_for_pending(sender)
+        assert sender.settle() == 20
+        assert (sender.pool.free, sender.pool.pending) == (20, 0)
+
+
+def test_the_bytes_of_payload_and_body_are_bounded_together(context: zmq.Context[Any]) -> None:
+    push, pull = joined(context)
+    with PayloadSender(push) as sender, PayloadReceiver(pull, Decoder(copy=True)) as receiver:
+        sender.pool.free_bytes = LARGE
+        for obj, kept in (("small", 1), ([full(LARGE)], 0), ({"pad": bytes(LARGE)}, 0)):
+            sender.send(obj)
+            receiver.receive()
+            wait_for_pending(sender)
+            sender.settle()
+            assert (sender.pool.free, sender.pool.pending) == (kept, 0)
+
+
+def test_an_exception_that_is_kept_holds_no_frame(context: zmq.Context[Any]) -> None:
+    push, pull = joined(context)
+
+    def observer(event: events.Event) -> None:
+        if event.action == "SendPart" and event.phase == "end" and event.fields["part"] == 2:
+            raise Signal
+
+    with PayloadSender(push) as sender, PayloadReceiver(pull) as receiver:
+        with events.observe(observer), pytest.raises(Signal) as kept:
+            sender.lend([full(LARGE), full(LARGE)])
+        [loan] = sender.loans
+        with pytest.raises(QuiesceTimeout):
+            receiver.receive(0.01)
+        loan.wait(5)
+        assert kept.value.__traceback__ is not None
+
+
+def test_an_exception_after_which_the_socket_is_gone_is_the_one_raised(context: zmq.Context[Any]) -> None:
+    push, _ = joined(context)
+
+    def observer(event: events.Event) -> None:
+        if event.action == "SendPart" and event.phase == "end":
+            push.close(linger=0)
+            raise Signal
+
+    sender = PayloadSender(push)
+    with events.observe(observer), pytest.raises(Signal):
+        sender.lend([full(LARGE)])
+    sender.close()
+
+
+def test_a_waiting_time_is_what_the_socket_is_told(context: zmq.Context[Any]) -> None:
+    push, pull = joined(context)
+    push_alone = context.socket(zmq.PUSH, socket_class=Watched)
+    push_alone.bind("inproc://alone")
+    sender = PayloadSender(push_alone)
+    with pytest.raises(QuiesceTimeout, match=r"message 1 .* 0.05 s"):
+        sender.send(1, timeout=0.05)
+    with pytest.raises(QuiesceTimeout, match="message 2 "):
+        sender.send(1, timeout=0.05)
+    receiver = PayloadReceiver(pull)
+    with pytest.raises(QuiesceTimeout):
+        receiver.receive(0.05)
+    for polls in (push_alone.polls, pull.polls):
+        assert 1 < max(polls) <= 50, polls
+    sender.close(timeout=1.5)
+    receiver.close()
+    assert push_alone.lingers == [1500]
+    assert pull.lingers == [0]
+    push.close(linger=0)
+
+
+def test_room_that_comes_in_time_is_used(context: zmq.Context[Any]) -> None:
+    push = context.socket(zmq.PUSH)
+    push.bind("inproc://late")
+    pull = context.socket(zmq.PULL)
+    joining = threading.Timer(0.05, pull.connect, ["inproc://late"])
+    joining.start()
+    with PayloadSender(push) as sender, PayloadReceiver(pull) as receiver:
+        sender.send("late", timeout=5)
+        assert receiver.receive().value == "late"
+    joining.join()
+
+
+def test_a_router_says_that_it_has_room_though_the_peer_has_none(context: zmq.Context[Any]) -> None:
+    """A ROUTER polls as writable while some peer has room; the waiting must end all the same."""
+    router = context.socket(zmq.ROUTER)
+    router.sndhwm = 1
+    router.router_mandatory = True
+    router.bind("inproc://room")
+    dealers = [context.socket(zmq.DEALER) for _ in range(2)]
+    for dealer in dealers:
+        dealer.rcvhwm = 1
+        dealer.connect("inproc://room")
+        dealer.send(b"hello")
+    prefix = [router.recv_multipart()[0]]
+    router.recv_multipart()
+    sender = PayloadSender(router)
+    for _ in range(2):
+        sender.send("fits", timeout=0, prefix=prefix)
+    assert router.poll(0, zmq.POLLOUT)
+    with pytest.raises(QuiesceTimeout):
+        sender.send("does not fit", timeout=0.05, prefix=prefix)
+    sender.close(0)
+
+
+def test_a_receiver_that_is_woken_for_nothing_keeps_to_its_time(context: zmq.Context[Any]) -> None:
+    _, pull = joined(context)
+    pull.ready = True
+    with PayloadReceiver(pull) as receiver, pytest.raises(QuiesceTimeout):
+        receiver.receive(0.01)
+
+
+def test_a_message_behind_an_abort_mark_needs_no_waiting(context: zmq.Context[Any]) -> None:
+    dealer, router = joined(context, zmq.DEALER, zmq.ROUTER)
+    dealer.send(ABORT)
+    with PayloadSender(dealer) as sender, PayloadReceiver(router, prefix=1) as receiver:
+        sender.send("behind")
+        assert receiver.receive(0).value == "behind"
+        assert receiver.aborted == 1
+
+
+@pytest.mark.parametrize("frame", [1, 2, 4])
+def test_an_exception_in_the_middle_of_a_message_leaves_the_receiver_in_step(
+    context: zmq.Context[Any], frame: int
+) -> None:
+    """Before the first frame nothing was taken, and the message is still there; later it is lost as a whole."""
+    push, pull = joined(context)
+    with PayloadSender(push) as sender, PayloadReceiver(pull) as receiver:
+        sender.send([1, full(LARGE), full(LARGE), full(LARGE)])
+        sender.send([2, full(LARGE)])
+        pull.fail_at = frame
+        with pytest.raises(Signal):
+            receiver.receive()
+        assert receiver.receive(0).value[0] == (1 if frame == 1 else 2)
+
+
+def test_a_socket_or_context_closed_by_others_is_closed(context: zmq.Context[Any]) -> None:
+    for close in ("socket", "context"):
+        own = zmq.Context()
+        push, pull = own.socket(zmq.PUSH), own.socket(zmq.PULL)
+        push.bind("inproc://closed")
+        pull.connect("inproc://closed")
+        sender, receiver = PayloadSender(push), PayloadReceiver(pull)
+        ending = threading.Thread(target=own.term)
+        if close == "socket":
+            push.close(linger=0)
+            pull.close(linger=0)
+        else:
+            ending.start()
+            # The context says so once it is ending.
+            while True:
+                try:
+                    push.get(zmq.EVENTS)
+                except zmq.ContextTerminated:
+                    break
+        with pytest.raises(Closed, match="message 1"):
+            sender.send(1)
+        with pytest.raises(Closed):
+            receiver.receive(0)
+        receiver.close()
+        with contextlib.suppress(zmq.ZMQError):
+            sender.close(0)
+        if close == "context":
+            ending.join(10)
+            assert not ending.is_alive()
+        else:
+            own.term()
+
+
+def test_touching_waits_for_the_send_in_progress(context: zmq.Context[Any]) -> None:
+    """A socket is for one thread at a time, also the one that only waits for a loan."""
+    push, pull = joined(context)
+    touched = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def touch() -> None:
+        sender.touch()
+        touched.set()
+
+    def observer(event: events.Event) -> None:
+        if event.action == "SendPart" and event.phase == "begin" and not threads:
+            threads.append(threading.Thread(target=touch))
+            threads[0].start()
+            assert not touched.wait(0.1)
+
+    with PayloadSender(push) as sender, PayloadReceiver(pull):
+        with events.observe(observer):
+            sender.send(1)
+        assert touched.wait(5)
+        threads[0].join()
+
+
+class ImpatientSender(PayloadSender):
+    """Closes without waiting when its block is left."""
+
+    def close(self, timeout: float = 0.0) -> None:
+        super().close(timeout)
+
+
+@pytest.mark.parametrize("error", [None, Signal()])
+def test_leaving_the_block_reports_memory_still_read_unless_an_error_is_under_way(
+    context: zmq.Context[Any], error: Signal | None
+) -> None:
+    push, pull = joined(context)
+    sender, receiver = ImpatientSender(push), PayloadReceiver(pull)
+    loan = sender.lend([full(LARGE)])
+    held = receiver.receive()
+
+    def leave() -> None:
+        with sender:
+            if error:
+                raise error
+
+    with pytest.raises(Signal if error else NotQuiescent):
+        leave()
+    # Closed or not, the loan goes on.
+    with pytest.raises(QuiesceTimeout):
+        loan.wait(0)
+    del held
+    loan.wait(5)
+
+
+def test_closing_without_lingering_gives_libzmq_time_to_let_go(context: zmq.Context[Any]) -> None:
+    push = context.socket(zmq.PUSH)
+    push.connect("tcp://127.0.0.1:9")
+    sender = PayloadSender(push)
+    loans = [sender.lend([full(LARGE), {"pad": bytes(LARGE)}]) for _ in range(10)]
+    sender.close(timeout=0)
+    assert all(loan.done for loan in loans)
+
+
+def test_payload_memory_that_a_receiver_holds_is_reported_at_closing(context: zmq.Context[Any]) -> None:
+    push, pull = joined(context)
+    sender = PayloadSender(push)
+    sender.send([full(LARGE)])
+    held = PayloadReceiver(pull).receive()
+    with pytest.raises(NotQuiescent, match="1 buffer"):
+        sender.close(0)
+    del held
+
+
+def test_bad_arguments_of_a_receiver_are_refused(context: zmq.Context[Any]) -> None:
+    _, pull = joined(context)
+    with pytest.raises(ValueError, match="prefix is -1"):
+        PayloadReceiver(pull, prefix=-1)
+    with pytest.raises(TypeError, match="use PayloadReceiver"):
+        AsyncPayloadReceiver(pull)
