@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from quiesce import errors, events
 from quiesce.broadcast_ring import BroadcastRing
+from quiesce.ring_memory import Process, start_time
 from quiesce.ring_reader import RemoteReader, RingReader
 from quiesce.ring_wire import RingHandle
 
@@ -42,12 +45,14 @@ def check(message: dict[str, Any], index: int) -> None:
     )
 
 
-def die_at(action: str, phase: str, count: int) -> Any:
-    """An observer that kills this process at the `count`-th such edge."""
+def die_at(action: str, phase: str, count: int, busy: bool) -> Any:
+    """An observer that kills this process at the `count`-th such edge, of a reader that is `busy` with an entry."""
     left = [count]
 
     def observer(event: events.Event) -> None:
         if (event.action, event.phase) == (action, phase):
+            if busy and getattr(event.subject, "_opened", None) is None:
+                return
             left[0] -= 1
             if not left[0]:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -55,19 +60,34 @@ def die_at(action: str, phase: str, count: int) -> Any:
     return observer
 
 
-def read_all(handle: str, rank: int, keep: int, fault: str = "", remote: bool = False) -> int:
-    """Receive and check everything, keeping the last `keep` messages; returns how many there were."""
+def read_all(
+    handle: str,
+    rank: int,
+    keep: int,
+    fault: str = "",
+    remote: bool = False,
+    patience: float = START_S,
+    most: int | None = None,
+) -> int:
+    """Receive and check everything, keeping the last `keep` messages; returns how many there were.
+
+    A `receive` that lasts longer than `patience` seconds is repeated. After `most` messages the reader leaves.
+    """
     torch.set_num_threads(1)  # the pool of a forked process's parent is not there
     with events.observe(die_at(*_edge(fault))) if fault else _nothing():
         reader = (RemoteReader if remote else RingReader)(RingHandle.from_json(handle), rank)
         with reader:
             reader.wait_until_ready(START_S)
             first, count, kept = None, 0, []
-            while True:
+            give_up_at = time.monotonic() + 2 * START_S
+            while count != most:
                 try:
-                    message = reader.receive(START_S)
+                    message = reader.receive(patience)
                 except errors.Closed:
                     break
+                except errors.QuiesceTimeout:
+                    assert time.monotonic() < give_up_at, "nothing comes"
+                    continue
                 first = message["index"] if first is None else first
                 check(message, first + count)
                 count += 1
@@ -77,14 +97,32 @@ def read_all(handle: str, rank: int, keep: int, fault: str = "", remote: bool = 
                     assert torch.equal(old["numbers"], numbers(index, old["numbers"].numel()) + 1), (
                         "a lease was torn"
                     )
-            if fault.startswith("Leave"):
-                reader.close()
     return count
 
 
-def write_all(fault: str, sizes: list[int], rounds: int, readers: int) -> None:
-    """Say the handle, then publish; for tests in which the writer dies."""
-    ring = BroadcastRing(readers, slots=2, slot_bytes=2 << 20, window=4, patience=0.001)
+def read_some(handle: str, rank: int, most: int, drop: bool) -> int:
+    """Receive `most` messages and leave; the last one's lease is kept until the writer has ended, or is dropped."""
+    torch.set_num_threads(1)
+    attached = RingHandle.from_json(handle)
+    writer = Process(attached.pid, start_time(attached.pid) or 0)
+    with RingReader(attached, rank) as reader:
+        for index in range(most):
+            message = reader.receive(START_S)
+            check(message, index)
+    if drop:
+        del message
+    until(writer.has_ended)
+    if not drop:
+        tensor = message["numbers"]
+        assert torch.equal(tensor, numbers(most - 1, tensor.numel()) + 1), (
+            "a lease did not outlive the writer"
+        )
+    return most
+
+
+def write_all(fault: str, sizes: list[int], rounds: int, readers: int, patience: float = 0.001) -> None:
+    """Say the handle, then publish, and say what was published; for tests in which the writer dies."""
+    ring = BroadcastRing(readers, slots=2, slot_bytes=2 << 20, window=4, patience=patience)
     with events.observe(die_at(*_edge(fault))) if fault else _nothing(), ring:
         _says[0](ring.handle.to_json())
         ring.wait_until_ready(START_S)
@@ -96,6 +134,7 @@ def write_all(fault: str, sizes: list[int], rounds: int, readers: int) -> None:
                 tensor = loan
                 del loan
             ring.publish({"index": index, "numbers": tensor}, START_S)
+            _says[0](index)
 
 
 def create_within(limit: int) -> str:
@@ -108,9 +147,9 @@ def create_within(limit: int) -> str:
     return "it was made"
 
 
-def _edge(fault: str) -> tuple[str, str, int]:
-    action, phase, count = fault.split(".")
-    return action, phase, int(count)
+def _edge(fault: str) -> tuple[str, str, int, bool]:
+    action, phase, count, *busy = fault.split(".")
+    return action, phase, int(count), busy == ["busy"]
 
 
 @contextmanager
@@ -142,6 +181,14 @@ class Child:
         assert not isinstance(said, str) or not said.startswith("Traceback"), said
         return said
 
+    def last_words(self) -> list[Any]:
+        """All that a process said which has ended, from where it was last heard."""
+        words = []
+        with suppress(EOFError):
+            while self._pipe.poll(START_S):
+                words.append(self._pipe.recv())
+        return words
+
     def exit_code(self, timeout: float = START_S) -> int | None:
         self.process.join(timeout)
         return self.process.exitcode
@@ -166,3 +213,18 @@ def until(condition: Any, timeout: float = START_S) -> None:
     while not condition():
         assert time.monotonic() < end_at, "it did not happen"
         time.sleep(0.01)
+
+
+def who_has(inode: int) -> set[str]:
+    """The processes that have this segment open or mapped; it has no name by which to find it."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # ended meanwhile, or somebody else's
+            if re.search(rf" {inode} +/memfd:quiesce-ring", (process / "maps").read_text()):
+                found.add(process.name)
+            if any(
+                "quiesce-ring" in os.readlink(fd) and fd.stat().st_ino == inode
+                for fd in (process / "fd").iterdir()
+            ):
+                found.add(process.name)
+    return found

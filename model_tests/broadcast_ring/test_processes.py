@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from quiesce.broadcast_ring import BroadcastRing
 from quiesce.ring_codec import INLINE_BYTES
 from quiesce.ring_memory import RingMemory
 from quiesce.ring_reader import LEASE_BYTES, RingReader, _Releaser
-from quiesce.ring_wire import MODULUS
+from quiesce.ring_wire import MODULUS, RingHandle
 
 SLOT_BYTES = 2 << 20
 # One number is 8 bytes: around being inline, being leased, and being too long for a slot.
@@ -75,27 +77,41 @@ def test_multiprocessing(method: str) -> None:
         assert process.exitcode == 0
 
 
-READER_EDGES = [
-    f"{action}.{phase}"
-    for cls in (RingReader, _Releaser)
-    for action in events.actions(cls)
-    for phase in ("begin", "end")
-    if action not in ("TimeOut", "FindWriterDead", "Leave")
-]
-WRITER_EDGES = [
-    f"{action}.{phase}"
-    for action in events.actions(BroadcastRing)
-    for phase in ("begin", "end")
-    if action not in ("Exclude", "HearLeave", "Vacate")
-]
+# Edges that need an occasion of their own; the other tests run into all others.
+TIMES_OUT, FINDS_WRITER_DEAD = "TimeOut", "FindWriterDead"
+READER_GONE = ("Exclude", "HearLeave", "Vacate")
 
 
-@pytest.mark.parametrize("edge", READER_EDGES)
+def _edges(*classes: type) -> list[str]:
+    actions = [action for cls in classes for action in events.actions(cls)]
+    return [f"{action}.{phase}" for action in actions for phase in ("begin", "end")]
+
+
+READER_EDGES, WRITER_EDGES = _edges(RingReader, _Releaser), _edges(BroadcastRing)
+
+
+def _of(edges: list[str], *actions: str) -> list[str]:
+    return [edge for edge in edges if edge.split(".")[0] in actions]
+
+
+def _except(edges: list[str], *actions: str) -> list[str]:
+    return [edge for edge in edges if edge.split(".")[0] not in actions]
+
+
+def test_every_edge_is_killed_at() -> None:
+    """The names above are actions: none is left out because it was renamed."""
+    assert len(_of(READER_EDGES, TIMES_OUT, FINDS_WRITER_DEAD)) == 4
+    assert len(_of(WRITER_EDGES, *READER_GONE)) == 6
+
+
+@pytest.mark.parametrize("edge", _except(READER_EDGES, TIMES_OUT, FINDS_WRITER_DEAD))
 def test_reader_killed(edge: str) -> None:
     """A reader dies at this edge; the writer and the other reader go on, and a new one takes the rank."""
     with BroadcastRing(2, slots=2, slot_bytes=SLOT_BYTES, window=4, patience=0.001) as ring:
         handle = ring.handle.to_json()
-        victim = Child("read_all", handle, 0, 0, f"{edge}.{1 if edge.startswith('Join') else 2}")
+        most = 5 if edge.startswith("Leave") else None
+        fault = f"{edge}.{1 if edge.startswith(('Join', 'Leave')) else 2}"
+        victim = Child("read_all", handle, 0, 1 if most else 0, fault, False, START_S, most)
         other = Child("read_all", handle, 1, 0)
         try:
             if edge.startswith("Join"):
@@ -105,15 +121,60 @@ def test_reader_killed(edge: str) -> None:
                 ring.wait_until_ready(2 * START_S)
             publish_all(ring, 12)
             assert victim.exit_code() == -signal.SIGKILL
-            heir = Child("read_all", handle, 0, 0)
-            processes.until(lambda: _is_ready(ring))
-            publish_all(ring, 24, 12)
-            ring.close(START_S)
+            assert _go_on(ring, 12) == 24
             assert other.hears() >= 24
-            assert heir.hears() == 24
+            _all_slots_come_back(ring, other)
         finally:
             for process in (victim, other):
                 process.end()
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "body"])
+@pytest.mark.parametrize("edge", _of(READER_EDGES, TIMES_OUT))
+def test_reader_killed_as_it_times_out(edge: str, busy: bool) -> None:
+    """While no message comes, or a body does not; the other reader's waits run out as well, and it misses nothing."""
+    with BroadcastRing(2, slots=2, slot_bytes=SLOT_BYTES, window=4, patience=0.001) as ring:
+        handle = ring.handle.to_json()
+        fault = f"{edge}.2.busy" if busy else f"{edge}.2"
+        victim = Child("read_all", handle, 0, 0, fault, False, 0.05)
+        other = Child("read_all", handle, 1, 0, "", False, 0.05)
+        died = []
+
+        def body_does_not_come(event: events.Event) -> None:
+            if (event.action, event.phase) == ("SendBody", "begin") and not died:
+                died.append(victim.exit_code())
+
+        try:
+            ring.wait_until_ready(2 * START_S)
+            with events.observe(body_does_not_come):
+                ring.publish({"index": 0, "numbers": numbers(0, SLOT_BYTES // 4 if busy else 10)}, START_S)
+            assert (died or [victim.exit_code()]) == [-signal.SIGKILL]
+            assert _go_on(ring, 1) == 24
+            assert other.hears() == 25
+            _all_slots_come_back(ring, other)
+        finally:
+            for process in (victim, other):
+                process.end()
+
+
+def _go_on(ring: BroadcastRing, first: int) -> int:
+    """A new reader takes the dead one's rank; how many of 24 messages it received, before the ring was closed."""
+    heir = Child("read_all", ring.handle.to_json(), 0, 0)
+    try:
+        processes.until(lambda: _is_ready(ring))
+        publish_all(ring, 24, first)
+        ring.close(START_S)
+        return int(heir.hears())
+    finally:
+        heir.end()
+
+
+def _all_slots_come_back(ring: BroadcastRing, last: Child) -> None:
+    """No death has cost the ring a slot."""
+    assert last.exit_code() == 0
+    ring._bury()
+    ring._collect()
+    assert sorted(ring._free) == [0, 1], ring._who_holds()
 
 
 def _is_ready(ring: BroadcastRing) -> bool:
@@ -124,24 +185,105 @@ def _is_ready(ring: BroadcastRing) -> bool:
     return True
 
 
-@pytest.mark.parametrize("edge", WRITER_EDGES)
+@pytest.mark.parametrize("edge", _except(WRITER_EDGES, *READER_GONE))
 def test_writer_killed(edge: str) -> None:
     """A writer dies at this edge: readers receive what was posted, whole and in order, and then PeerDied."""
     writer = Child("write_all", f"{edge}.{1 if edge[:5] in ('Close', 'Admit') else 3}", SIZES, 24, 1)
     try:
-        handle = processes.RingHandle.from_json(writer.hears())
+        handle = RingHandle.from_json(writer.hears())
         with RingReader(handle, 0) as reader:
-            count, outcome = 0, None
-            while outcome is None:
-                try:
-                    processes.check(reader.receive(START_S), count)
-                    count += 1
-                except errors.PeerDied as error:
-                    outcome = error
+            _receive_to_the_end(reader)
         assert writer.exit_code() == -signal.SIGKILL
         assert not os.path.exists(f"/proc/{handle.pid}/fd/{handle.fd}")
     finally:
         writer.end()
+
+
+def _receive_to_the_end(reader: RingReader) -> int:
+    """How many messages came, whole and in order, before PeerDied."""
+    count = 0
+    while True:
+        try:
+            processes.check(reader.receive(START_S), count)
+        except errors.PeerDied:
+            return count
+        count += 1
+
+
+@pytest.mark.parametrize("edge", _of(WRITER_EDGES, *READER_GONE))
+def test_writer_killed_as_a_reader_goes(edge: str) -> None:
+    """A reader died (Exclude), left with a lease (HearLeave), or has let it go (Vacate), and now the writer dies.
+
+    The other reader receives all that was published and then PeerDied; the lease outlives the writer.
+    """
+    sizes = [LEASE_BYTES // 8, 1000]
+    writer = Child("write_all", f"{edge}.1", sizes, 24, 2, START_S)
+    handle = RingHandle.from_json(writer.hears())
+    inode = _segment(handle)
+    if edge.startswith("Exclude"):
+        goer = Child("read_all", handle.to_json(), 0, 1, "Open.end.3")
+    else:
+        goer = Child("read_some", handle.to_json(), 0, 3, edge.startswith("Vacate"))
+    try:
+        count = _survive(handle, 1)
+        assert writer.exit_code() == -signal.SIGKILL
+        assert writer.last_words() == list(range(count))
+        assert count >= 3
+        if edge.startswith("Exclude"):
+            assert goer.exit_code() == -signal.SIGKILL
+        else:
+            assert goer.hears() == 3
+            assert goer.exit_code() == 0
+        with pytest.raises(errors.PeerDied, match="gone"):
+            RingReader(handle, 0)
+        processes.until(lambda: not processes.who_has(inode))
+    finally:
+        for process in (writer, goer):
+            process.end()
+
+
+# The writer dies between two messages; with an entry posted whose body will never come; before it lets the victim in.
+WRITER_DEATHS = {"Return.end.4": 4, "SendBody.begin.1": 1, "Admit.begin.2": 0}
+
+
+@pytest.mark.parametrize("death", WRITER_DEATHS)
+@pytest.mark.parametrize("edge", _of(READER_EDGES, FINDS_WRITER_DEAD))
+def test_reader_killed_as_it_finds_the_writer_dead(edge: str, death: str) -> None:
+    """The other reader receives what was posted and then PeerDied, and nothing is left of the three."""
+    sizes = [10, SLOT_BYTES // 4] if death.startswith("SendBody") else [10, LEASE_BYTES // 8]
+    writer = Child("write_all", death, sizes, 24, 2, START_S)
+    victims: list[Child] = []
+    try:
+        handle = RingHandle.from_json(writer.hears())
+        inode = _segment(handle)
+        start = lambda: victims.append(Child("read_all", handle.to_json(), 0, 0, f"{edge}.1"))  # noqa: E731
+        assert _survive(handle, 1, start) == WRITER_DEATHS[death]
+        assert [process.exit_code() for process in (writer, *victims)] == [-signal.SIGKILL] * 2
+        processes.until(lambda: not processes.who_has(inode))
+    finally:
+        for process in (writer, *victims):
+            process.end()
+
+
+def _segment(handle: RingHandle) -> int:
+    inode = os.stat(f"/proc/{handle.pid}/fd/{handle.fd}").st_ino
+    assert processes.who_has(inode) == {str(handle.pid)}
+    return inode
+
+
+def _survive(handle: RingHandle, rank: int, once_in: Callable[[], object] = lambda: None) -> int:
+    """Receive until the writer has died; then this reader leaves no thread."""
+    threads = len(os.listdir("/proc/self/task"))
+    with RingReader(handle, rank) as reader:
+        reader.wait_until_ready(START_S)
+        once_in()
+        count = _receive_to_the_end(reader)
+        with pytest.raises(errors.PeerDied):
+            reader.receive(START_S)
+    del reader
+    gc.collect()  # an error that was raised refers to the reader
+    processes.until(lambda: len(os.listdir("/proc/self/task")) == threads)
+    return count
 
 
 def test_stopped_reader_is_not_taken_for_dead() -> None:
