@@ -1,8 +1,9 @@
-"""Time the broadcast ring beside others: `python -m quiesce.bench.ring`.
+"""Time the broadcast ring beside others: `quiesce bench ring`.
 
-For each message and number of readers, medians of paced messages, from the call of `publish` until the slowest
-reader has it ("latency") and until it has also read every byte ("used"), in microseconds; then messages a second
-unpaced, bytes a second of that, and CPU microseconds a message, of all processes together.
+For each message and number of readers, from the call of `publish` until the slowest reader has it ("latency") and
+until it has also read every byte ("used"), medians in microseconds of paced messages; then messages a second
+unpaced, bytes a second of that, and CPU microseconds a message, of all processes together. All ways take turns, so
+that what else the machine does hits them alike; readers whose turn it is not wait for their pipe.
 """
 
 from __future__ import annotations
@@ -12,18 +13,33 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from quiesce.bench.peers import (
+    LARGEST,
+    SLOTS,
+    TIMEOUT_S,
+    Iceoryx,
+    IceoryxLoan,
+    Queues,
+    Vllm,
+    Way,
+    iceoryx_receiver,
+    missing,
+    vllm_receiver,
+)
 from quiesce.broadcast_ring import BroadcastRing
 from quiesce.ring_reader import RingReader
 from quiesce.ring_wire import RingHandle
 
 SPIN_S = 1.0
-TIMEOUT_S = 120.0
+ROUNDS = 4
+WARM_UP = 10  # messages: each slot of each way has been used once
 
 
 class Message(NamedTuple):
@@ -53,19 +69,19 @@ def messages() -> list[Message]:
         }
 
     sizes = {"1 KiB": 1 << 10, "64 KiB": 1 << 16, "1 MiB": 1 << 20, "16 MiB": 1 << 24, "64 MiB": 1 << 26}
-    runs = {"1 KiB": 2000, "64 KiB": 1000, "1 MiB": 400, "16 MiB": 40, "64 MiB": 20}
+    runs = {"1 KiB": 300, "64 KiB": 200, "1 MiB": 100, "16 MiB": 12, "64 MiB": 8}
     plain = [
         Message(name, lambda n=n: torch.ones(n, dtype=torch.uint8), n, runs[name] // 2, runs[name])  # type: ignore[misc]
         for name, n in sizes.items()
     ]
-    return [Message("scheduler", scheduler, 0, 300, 600), *plain]
+    return [Message("scheduler", scheduler, 0, 20, 40), *plain]
 
 
-class Ring:
+class Ring(Way):
     """quiesce, with readers that spin or sleep."""
 
     def __init__(self, readers: int, spin: float) -> None:
-        self.ring = BroadcastRing(readers, slots=4, slot_bytes=(64 << 20) + 4096, spin=spin)
+        self.ring = BroadcastRing(readers, slots=SLOTS, slot_bytes=LARGEST + 4096, spin=spin)
         self.arguments = [("ring", self.ring.handle.to_json(), rank, spin) for rank in range(readers)]
 
     def ready(self) -> None:
@@ -86,32 +102,37 @@ class LoanRing(Ring):
         return loan.copy_(message)
 
 
-class Queues:
-    """A multiprocessing.Queue for each reader; torch moves a tensor it has not sent before into shared memory."""
+class Case(NamedTuple):
+    """A way to broadcast, and the way of quiesce that it is compared with."""
 
-    def __init__(self, readers: int, context: Any) -> None:
-        self.queues = [context.Queue() for _ in range(readers)]
-        self.arguments = [("queue", each, rank, 0.0) for rank, each in enumerate(self.queues)]
+    make: Callable[[int], Way]
+    beside: str
+    needs: str = ""
+    loans: bool = False
 
-    def ready(self) -> None:
-        """It is at once."""
 
-    def prepare(self, message: Any) -> Any:
-        return message.clone() if isinstance(message, torch.Tensor) else message
-
-    def send(self, message: Any) -> None:
-        for each in self.queues:
-            each.put(message)
-
-    def close(self) -> None:
-        for each in self.queues:
-            each.close()
+def cases(context: Any) -> dict[str, Case]:
+    return {
+        "ring, spinning": Case(lambda n: Ring(n, SPIN_S), "ring, spinning"),
+        "vLLM": Case(lambda n: Vllm(n, arena=False), "ring, spinning", "vLLM"),
+        "vLLM, arena": Case(lambda n: Vllm(n, arena=True), "ring, spinning", "vLLM"),
+        "iceoryx2, spinning": Case(lambda n: Iceoryx(n, SPIN_S), "ring, spinning", "iceoryx2"),
+        "ring, sleeping": Case(lambda n: Ring(n, 0.0), "ring, sleeping"),
+        "iceoryx2, sleeping": Case(lambda n: Iceoryx(n, 0.0), "ring, sleeping", "iceoryx2"),
+        "multiprocessing.Queue": Case(lambda n: Queues(n, context), "ring, sleeping"),
+        "ring, loan": Case(lambda n: LoanRing(n, 0.0), "ring, loan", loans=True),
+        "iceoryx2, loan": Case(lambda n: IceoryxLoan(n, 0.0), "ring, loan", "iceoryx2", loans=True),
+    }
 
 
 def receiver(kind: str, end: Any, rank: int, spin: float) -> Callable[[], Any]:
     if kind == "ring":
         reader = RingReader(RingHandle.from_json(end), rank, spin=spin)
         return lambda: reader.receive(TIMEOUT_S)
+    if kind == "vllm":
+        return vllm_receiver(end, rank)
+    if kind == "iceoryx2":
+        return iceoryx_receiver(end, spin)
     return lambda: end.get(timeout=TIMEOUT_S)
 
 
@@ -128,11 +149,6 @@ def read(pipe: Any, kind: str, end: Any, rank: int, spin: float) -> None:
     pipe.send("here")
     while (order := pipe.recv()) is not None:
         what, count = order
-        if what == "idle":
-            before = time.process_time()
-            receive()
-            pipe.send((time.process_time() - before) / count)
-            continue
         before = time.process_time()
         for _ in range(count):
             message = receive()
@@ -146,7 +162,8 @@ def read(pipe: Any, kind: str, end: Any, rank: int, spin: float) -> None:
 
 
 @contextmanager
-def running(way: Any, context: Any) -> Iterator[list[Any]]:
+def running(way: Way, context: Any) -> Iterator[tuple[list[Any], list[int]]]:
+    """Pipes to the readers, and their process ids."""
     pipes, started = [], []
     for arguments in way.arguments:
         ours, theirs = context.Pipe()
@@ -158,7 +175,7 @@ def running(way: Any, context: Any) -> Iterator[list[Any]]:
     for pipe in pipes:
         pipe.recv()
     try:
-        yield pipes
+        yield pipes, [process.pid for process in started]
     finally:
         for pipe in pipes:
             pipe.send(None)
@@ -167,44 +184,80 @@ def running(way: Any, context: Any) -> Iterator[list[Any]]:
         way.close()
 
 
-def measure(way: Any, pipes: list[Any], message: Message) -> tuple[float, float, float, float]:
+class Result(NamedTuple):
     """Latency and time until used in us, messages a second, CPU us a message."""
-    prepare = getattr(way, "prepare", lambda obj: obj)
-    obj, latency, used = message.make(), [], []
-    for pipe in pipes:
-        pipe.send(("paced", message.paced))
-    for _ in range(message.paced):
-        prepared = prepare(obj)
-        time.sleep(2e-4)  # so that the readers wait
-        begin = time.perf_counter_ns()
-        way.send(prepared)
-        del prepared
-        seen = [pipe.recv() for pipe in pipes]
-        latency.append(max(got for got, _ in seen) - begin)
-        used.append(max(touched for _, touched in seen) - begin)
-    for pipe in pipes:
-        pipe.send(("unpaced", message.unpaced))
-    cpu, begin = time.process_time(), time.perf_counter_ns()
-    for _ in range(message.unpaced):
-        way.send(prepare(obj))
-    ends = [pipe.recv() for pipe in pipes]
-    seconds = (max(end for end, _ in ends) - begin) / 1e9
-    busy = time.process_time() - cpu + sum(each for _, each in ends)
-    return (
-        statistics.median(latency) / 1e3,
-        statistics.median(used) / 1e3,
-        message.unpaced / seconds,
-        1e6 * busy / message.unpaced,
-    )
+
+    latency: float
+    used: float
+    rate: float
+    cpu: float
 
 
-def idle(way: Any, pipes: list[Any], seconds: float = 3.0) -> float:
-    """CPU that a reader takes while nothing comes, percent."""
-    for pipe in pipes:
-        pipe.send(("idle", seconds))
+class Measured:
+    """What the rounds of one way and one message gave."""
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self.latency: list[int] = []
+        self.used: list[int] = []
+        self.rates: list[float] = []
+        self.cpu: list[float] = []
+
+    def round(self, way: Way, pipes: list[Any]) -> None:
+        """Paced messages, after some that are not counted; then the same message without a pause."""
+        obj, count = self.message.make(), self.message.unpaced
+        warm_up = 2 if self.rates else WARM_UP
+        for pipe in pipes:
+            pipe.send(("paced", warm_up + self.message.paced))
+        for number in range(warm_up + self.message.paced):
+            prepared = way.prepare(obj)
+            time.sleep(2e-4)  # so that the readers wait
+            begin = time.perf_counter_ns()
+            way.send(prepared)
+            del prepared
+            seen = [pipe.recv() for pipe in pipes]
+            if number >= warm_up:
+                self.latency.append(max(got for got, _ in seen) - begin)
+                self.used.append(max(touched for _, touched in seen) - begin)
+        for pipe in pipes:
+            pipe.send(("unpaced", count))
+        cpu, begin = time.process_time(), time.perf_counter_ns()
+        for _ in range(count):
+            way.send(way.prepare(obj))
+        ends = [pipe.recv() for pipe in pipes]
+        self.rates.append(count / (max(end for end, _ in ends) - begin) * 1e9)
+        self.cpu.append((time.process_time() - cpu + sum(each for _, each in ends)) / count)
+
+    def result(self) -> Result:
+        return Result(
+            statistics.median(self.latency) / 1e3,
+            statistics.median(self.used) / 1e3,
+            statistics.median(self.rates),
+            statistics.median(self.cpu) * 1e6,
+        )
+
+
+def idle(
+    ways: dict[str, Way], ends: dict[str, tuple[list[Any], list[int]]], seconds: float = 3.0
+) -> dict[str, float]:
+    """CPU of a reader, all its threads together, while nothing comes and its spin is over, percent of a core."""
+
+    def busy(pid: int) -> float:
+        tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+        return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+    for pipe in (pipe for pipes, _ in ends.values() for pipe in pipes):
+        pipe.send(("unpaced", 1))
+    time.sleep(SPIN_S + 0.5)
+    pids = [pid for _, each in ends.values() for pid in each]
+    before = {pid: busy(pid) for pid in pids}
     time.sleep(seconds)
-    way.send(None)
-    return 100.0 * max(float(pipe.recv()) for pipe in pipes)
+    shares = {pid: 100.0 * (busy(pid) - before[pid]) / seconds for pid in pids}
+    for name, way in ways.items():
+        way.send(way.prepare(torch.zeros(8, dtype=torch.uint8)))
+        for pipe in ends[name][0]:
+            pipe.recv()
+    return {name: max(shares[pid] for pid in each) for name, (_, each) in ends.items()}
 
 
 def copying() -> dict[str, float]:
@@ -221,40 +274,65 @@ def copying() -> dict[str, float]:
     return rates
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--readers", type=int, nargs="+", default=[1, 2])
-    options = parser.parse_args()
+def report(name: str, readers: int, message: Message, result: Result) -> None:
+    print(
+        f"{f'{name}, {readers} readers':34.34}{message.name:>10}{result.latency:10.1f}{result.used:10.1f}"
+        f"{result.rate:12.0f}{result.rate * message.nbytes / 1e9:8.2f}{result.cpu:10.1f}",
+        flush=True,
+    )
+
+
+def ratios(results: dict[tuple[int, str, str], Result], known: dict[str, Case]) -> None:
+    """How many times as long, and how many times as slow, each is as the ring that waits in the same way."""
+    names = [message.name for message in messages()]
+    print(f"\n{'latency / rate, ring = 1':34}" + "".join(f"{name:>14}" for name in names))
+    for readers, way in dict.fromkeys((readers, way) for readers, way, _ in results):
+        if known[way].beside == way:
+            continue
+        cells = []
+        for name in names:
+            theirs, ours = results.get((readers, way, name)), results.get((readers, known[way].beside, name))
+            both = theirs and ours and f"{theirs.latency / ours.latency:.2f} / {ours.rate / theirs.rate:.2f}"
+            cells.append(f"{both or '-':>14}")
+        print(f"{f'{way}, {readers} readers':34.34}" + "".join(cells))
+
+
+def load() -> str:
+    return "load " + ", ".join(f"{each:.1f}" for each in os.getloadavg())
+
+
+def main(readers: Sequence[int] = (1, 2), only: str = "") -> None:
+    """Time every way whose name contains `only`, with each number of readers."""
     torch.set_num_threads(1)
-    context = multiprocessing.get_context("spawn")
-    print(f"{os.cpu_count()} cores, torch {torch.__version__}; plain copy, GB/s:", end=" ")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["quiesce.bench.peers", "quiesce.broadcast_ring", "quiesce.ring_reader"])
+    known, lacking = cases(context), missing()
+    for name, why in lacking.items():
+        print(f"without {name}: {why}")
+    print(f"{os.cpu_count()} cores, torch {torch.__version__}, {load()}; plain copy, GB/s:", end=" ")
     print(", ".join(f"{name} {rate:.1f}" for name, rate in copying().items()))
-    print(f"{'':28}{'message':>10}{'latency':>10}{'used':>10}{'messages/s':>12}{'GB/s':>8}{'CPU us':>10}")
-    for readers in options.readers:
-        ways: dict[str, Callable[[], Any]] = {
-            "ring, spinning": lambda n=readers: Ring(n, SPIN_S),  # type: ignore[misc]
-            "ring, sleeping": lambda n=readers: Ring(n, 0.0),  # type: ignore[misc]
-            "ring, loan, sleeping": lambda n=readers: LoanRing(n, 0.0),  # type: ignore[misc]
-            "multiprocessing.Queue": lambda n=readers: Queues(n, context),  # type: ignore[misc]
-        }
-        for name, make in ways.items():
-            way = make()
-            with running(way, context) as pipes:
-                for message in messages():
-                    if isinstance(way, LoanRing) and not message.nbytes:
-                        continue
-                    latency, used, rate, cpu = measure(way, pipes, message)
-                    print(
-                        f"{f'{name}, {readers} readers':28.28}{message.name:>10}{latency:10.1f}{used:10.1f}"
-                        f"{rate:12.0f}{rate * message.nbytes / 1e9:8.2f}{cpu:10.1f}",
-                        flush=True,
-                    )
-                if not isinstance(way, LoanRing):
-                    print(
-                        f"{name}, {readers} readers: idle {idle(way, pipes):.2f} % of a core a reader",
-                        flush=True,
-                    )
+    print(f"{'':34}{'message':>10}{'latency':>10}{'used':>10}{'messages/s':>12}{'GB/s':>8}{'CPU us':>10}")
+    results: dict[tuple[int, str, str], Result] = {}
+    chosen = {name: case for name, case in known.items() if case.needs not in lacking and only in name}
+    for count in readers:
+        with ExitStack() as stack:
+            ways = {name: case.make(count) for name, case in chosen.items()}
+            ends = {name: stack.enter_context(running(way, context)) for name, way in ways.items()}
+            for message in messages():
+                turns = [name for name in ways if message.nbytes or not chosen[name].loans]
+                measured = {name: Measured(message) for name in turns}
+                for name in turns * ROUNDS:
+                    measured[name].round(ways[name], ends[name][0])
+                for name in turns:
+                    result = results[count, name, message.name] = measured[name].result()
+                    report(name, count, message, result)
+            idling = ", ".join(f"{name} {share:.2f}" for name, share in idle(ways, ends).items())
+            print(f"idle, % of a core a reader: {idling}; {load()}", flush=True)
+    ratios(results, known)
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--readers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--only", default="", help="ways whose name contains this")
+    main(**vars(parser.parse_args()))
