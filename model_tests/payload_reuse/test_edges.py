@@ -416,6 +416,15 @@ def test_payload_memory_that_a_receiver_holds_is_reported_at_closing(context: zm
     del held
 
 
+@pytest.mark.parametrize("call", ["send", "lend", "settle"])
+def test_nothing_is_done_with_a_closed_sender(context: zmq.Context[Any], call: str) -> None:
+    push, _ = joined(context)
+    sender = PayloadSender(push)
+    sender.close()
+    with pytest.raises(Closed, match="this sender was closed"):
+        getattr(sender, call)(*([] if call == "settle" else ["too late"]))
+
+
 def test_bad_arguments_of_a_receiver_are_refused(context: zmq.Context[Any]) -> None:
     _, pull = joined(context)
     with pytest.raises(ValueError, match="prefix is -1"):
