@@ -8,6 +8,7 @@ import sys
 def main() -> None:
     """Run the command line; exits with 0, 1 (something was found) or 2 (it could not run)."""
     try:
+        from quiesce.bench.command import bench
         from quiesce.model.command import app
     except ModuleNotFoundError as error:
         print(
@@ -15,6 +16,7 @@ def main() -> None:
             file=sys.stderr,
         )
         raise SystemExit(2) from None
+    app.add_typer(bench, name="bench")
     app()
 
 

@@ -260,10 +260,12 @@ def idle(
     return {name: max(shares[pid] for pid in each) for name, (_, each) in ends.items()}
 
 
-def copying() -> dict[str, float]:
+def copying(chosen: list[Message]) -> dict[str, float]:
     """Bytes a second of a plain copy of each size, for comparison."""
     rates = {}
-    for message in messages()[1:]:
+    for message in chosen:
+        if not message.nbytes:
+            continue
         source, target = message.make(), message.make()
         times = []
         for _ in range(message.paced):
@@ -301,8 +303,9 @@ def load() -> str:
     return "load " + ", ".join(f"{each:.1f}" for each in os.getloadavg())
 
 
-def main(readers: Sequence[int] = (1, 2), only: str = "") -> None:
-    """Time every way whose name contains `only`, with each number of readers."""
+def main(readers: Sequence[int] = (1, 2), only: str = "", message: str = "") -> None:
+    """Time the ways whose name contains `only`, each number of readers, messages whose name contains `message`."""
+    chosen = [each for each in messages() if message in each.name]
     torch.set_num_threads(1)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["quiesce.bench.peers", "quiesce.broadcast_ring", "quiesce.ring_reader"])
@@ -310,22 +313,22 @@ def main(readers: Sequence[int] = (1, 2), only: str = "") -> None:
     for name, why in lacking.items():
         print(f"without {name}: {why}")
     print(f"{os.cpu_count()} cores, torch {torch.__version__}, {load()}; plain copy, GB/s:", end=" ")
-    print(", ".join(f"{name} {rate:.1f}" for name, rate in copying().items()))
+    print(", ".join(f"{name} {rate:.1f}" for name, rate in copying(chosen).items()))
     print(f"{'':34}{'message':>10}{'latency':>10}{'used':>10}{'messages/s':>12}{'GB/s':>8}{'CPU us':>10}")
     results: dict[tuple[int, str, str], Result] = {}
-    chosen = {name: case for name, case in known.items() if case.needs not in lacking and only in name}
+    taken = {name: case for name, case in known.items() if case.needs not in lacking and only in name}
     for count in readers:
         with ExitStack() as stack:
-            ways = {name: case.make(count) for name, case in chosen.items()}
+            ways = {name: case.make(count) for name, case in taken.items()}
             ends = {name: stack.enter_context(running(way, context)) for name, way in ways.items()}
-            for message in messages():
-                turns = [name for name in ways if message.nbytes or not chosen[name].loans]
-                measured = {name: Measured(message) for name in turns}
+            for each in chosen:
+                turns = [name for name in ways if each.nbytes or not taken[name].loans]
+                measured = {name: Measured(each) for name in turns}
                 for name in turns * ROUNDS:
                     measured[name].round(ways[name], ends[name][0])
                 for name in turns:
-                    result = results[count, name, message.name] = measured[name].result()
-                    report(name, count, message, result)
+                    result = results[count, name, each.name] = measured[name].result()
+                    report(name, count, each, result)
             idling = ", ".join(f"{name} {share:.2f}" for name, share in idle(ways, ends).items())
             print(f"idle, % of a core a reader: {idling}; {load()}", flush=True)
     ratios(results, known)
@@ -335,4 +338,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--readers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--only", default="", help="ways whose name contains this")
+    parser.add_argument("--message", default="", help="messages whose name contains this")
     main(**vars(parser.parse_args()))

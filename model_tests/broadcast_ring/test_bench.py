@@ -1,0 +1,29 @@
+"""The benchmark runs, and says what it could not compare with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+
+def bench(*arguments: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "QUIESCE_BENCH_VLLM"}
+    command = [sys.executable, "-m", "quiesce.cli", "bench", "ring", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_small_messages_are_timed_beside_a_queue() -> None:
+    printed = bench("--readers", "1", "--message", "1 KiB")
+    assert "without vLLM: QUIESCE_BENCH_VLLM is not set; pip install" in printed
+    rows = {
+        line[:22].rsplit(",", 1)[0].strip(): line.split() for line in printed.splitlines() if "1 KiB " in line
+    }
+    for way in ("ring, spinning", "ring, sleeping", "multiprocessing.Queue"):
+        latency, used, rate = (float(each) for each in rows[way][-5:-2])
+        assert 0 < latency <= used, way
+        assert rate > 0, way
+    assert "idle, % of a core a reader: ring, spinning" in printed
+    assert "multiprocessing.Queue, 1 readers" in printed.split("latency / rate, ring = 1")[1]
