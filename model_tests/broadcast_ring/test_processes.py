@@ -135,7 +135,7 @@ def test_reader_killed_as_it_times_out(edge: str, busy: bool) -> None:
     """While no message comes, or a body does not; the other reader's waits run out as well, and it misses nothing."""
     with BroadcastRing(2, slots=2, slot_bytes=SLOT_BYTES, window=4, patience=0.001) as ring:
         handle = ring.handle.to_json()
-        fault = f"{edge}.2.busy" if busy else f"{edge}.2"
+        fault = f"{edge}.1.busy" if busy else f"{edge}.2"
         victim = Child("read_all", handle, 0, 0, fault, False, 0.05)
         other = Child("read_all", handle, 1, 0, "", False, 0.05)
         died = []
