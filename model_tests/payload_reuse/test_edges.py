@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -130,6 +131,18 @@ def test_settling_comes_to_all_pending_buffers(context: zmq.Context[Any]) -> Non
         assert (sender.pool.free, sender.pool.pending) == (20, 0)
 
 
+def test_settling_alone_lets_the_socket_notice_that_its_peer_died(context: zmq.Context[Any]) -> None:
+    push, pull = joined(context)
+    with PayloadSender(push) as sender:
+        sender.send([full(LARGE)])
+        pull.close(linger=0)
+        deadline = time.monotonic() + 5
+        while sender.pool.pending and time.monotonic() < deadline:
+            sender.settle()
+            time.sleep(0.001)
+        assert (sender.pool.free, sender.pool.pending) == (1, 0)
+
+
 def test_the_bytes_of_payload_and_body_are_bounded_together(context: zmq.Context[Any]) -> None:
     push, pull = joined(context)
     with PayloadSender(push) as sender, PayloadReceiver(pull, Decoder(copy=True)) as receiver:
@@ -157,6 +170,48 @@ def test_an_exception_that_is_kept_holds_no_frame(context: zmq.Context[Any]) -> 
             receiver.receive(0.01)
         loan.wait(5)
         assert kept.value.__traceback__ is not None
+
+
+def test_a_refused_mark_tells_that_what_was_begun_is_gone(context: zmq.Context[Any]) -> None:
+    push, pull = joined(context)
+
+    def observer(event: events.Event) -> None:
+        if event.action == "SendPart" and event.phase == "end" and event.fields["part"] == 2:
+            pull.close(linger=0)
+            push.refuse_mark = True
+            raise Signal
+
+    with PayloadSender(push) as sender:
+        with events.observe(observer), pytest.raises(Signal):
+            sender.lend([full(LARGE), full(LARGE)])
+        assert sender.loans == ()
+        assert (sender.settle(), sender.pool.pending) == (1, 0)
+
+
+def test_a_mark_without_room_says_nothing_of_a_message_sent_whole(context: zmq.Context[Any]) -> None:
+    push, pull = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+    push.sndhwm = pull.rcvhwm = 1
+    push.bind("inproc://full")
+    pull.connect("inproc://full")
+
+    def observer(event: events.Event) -> None:
+        if event.action == "SendPart" and event.phase == "end" and event.fields["part"] == 2:
+            raise Signal
+
+    with PayloadSender(push) as sender, PayloadReceiver(pull) as receiver:
+        sender.send("takes one of two places")
+        with events.observe(observer), pytest.raises(Signal):
+            sender.lend([full(LARGE)])
+        with pytest.raises(QuiesceTimeout):
+            sender.send("no room", timeout=0)
+        [loan] = sender.loans
+        receiver.receive()
+        held = receiver.receive()
+        assert receiver.aborted == 0
+        with pytest.raises(QuiesceTimeout):
+            loan.wait(0)
+        del held
+        loan.wait(5)
 
 
 def test_an_exception_after_which_the_socket_is_gone_is_the_one_raised(context: zmq.Context[Any]) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 import zmq
 
+from quiesce.codec import ABORT
+
 LARGE = 100_000
 
 
@@ -19,7 +21,7 @@ class Watched(zmq.Socket):  # type: ignore[type-arg]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.__dict__.update(polls=[], lingers=[], fail_at=0, ready=False)
+        self.__dict__.update(polls=[], lingers=[], fail_at=0, ready=False, refuse_mark=False)
 
     def poll(self, timeout: Any = None, flags: int = zmq.POLLIN) -> int:
         self.polls.append(timeout)
@@ -28,6 +30,13 @@ class Watched(zmq.Socket):  # type: ignore[type-arg]
     def close(self, linger: Any = None) -> None:
         self.lingers.append(linger)
         super().close(linger)
+
+    def send(self, data: Any, *args: Any, **options: Any) -> Any:
+        """What is left behind by a refusal is what is left when libzmq swallows the part."""
+        result = super().send(data, *args, **options)
+        if self.refuse_mark and data == ABORT:
+            raise zmq.Again
+        return result
 
     def recv(self, *args: Any, **options: Any) -> Any:
         self.fail_at -= 1
