@@ -260,20 +260,23 @@ def idle(
     return {name: max(shares[pid] for pid in each) for name, (_, each) in ends.items()}
 
 
-def copying(chosen: list[Message]) -> dict[str, float]:
-    """Bytes a second of a plain copy of each size, for comparison."""
-    rates = {}
-    for message in chosen:
-        if not message.nbytes:
-            continue
-        source, target = message.make(), message.make()
-        times = []
-        for _ in range(message.paced):
+class PlainCopy:
+    """The time of copying the same bytes in one process, between buffers that stay the same."""
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self.source, self.target = message.make(), message.make()
+        self.times: list[int] = []
+
+    def round(self) -> None:
+        for _ in range(self.message.paced):
             begin = time.perf_counter_ns()
-            target.copy_(source)
-            times.append(time.perf_counter_ns() - begin)
-        rates[message.name] = message.nbytes / statistics.median(times)
-    return rates
+            self.target.copy_(self.source)
+            self.times.append(time.perf_counter_ns() - begin)
+
+    def report(self) -> None:
+        median, nbytes = statistics.median(self.times), self.message.nbytes
+        print(f"{'plain copy':34}{self.message.name:>10}{median / 1e3:10.1f}{'':22}{nbytes / median:8.2f}")
 
 
 def report(name: str, readers: int, message: Message, result: Result) -> None:
@@ -312,8 +315,7 @@ def main(readers: Sequence[int] = (1, 2), only: str = "", message: str = "") -> 
     known, lacking = cases(context), missing()
     for name, why in lacking.items():
         print(f"without {name}: {why}")
-    print(f"{os.cpu_count()} cores, torch {torch.__version__}, {load()}; plain copy, GB/s:", end=" ")
-    print(", ".join(f"{name} {rate:.1f}" for name, rate in copying(chosen).items()))
+    print(f"{os.cpu_count()} cores, torch {torch.__version__}, {load()}")
     print(f"{'':34}{'message':>10}{'latency':>10}{'used':>10}{'messages/s':>12}{'GB/s':>8}{'CPU us':>10}")
     results: dict[tuple[int, str, str], Result] = {}
     taken = {name: case for name, case in known.items() if case.needs not in lacking and only in name}
@@ -324,8 +326,14 @@ def main(readers: Sequence[int] = (1, 2), only: str = "", message: str = "") -> 
             for each in chosen:
                 turns = [name for name in ways if each.nbytes or not taken[name].loans]
                 measured = {name: Measured(each) for name in turns}
-                for name in turns * ROUNDS:
-                    measured[name].round(ways[name], ends[name][0])
+                copy = PlainCopy(each) if each.nbytes else None
+                for _ in range(ROUNDS):
+                    if copy:
+                        copy.round()
+                    for name in turns:
+                        measured[name].round(ways[name], ends[name][0])
+                if copy:
+                    copy.report()
                 for name in turns:
                     result = results[count, name, each.name] = measured[name].result()
                     report(name, count, each, result)
