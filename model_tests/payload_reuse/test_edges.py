@@ -172,17 +172,19 @@ def test_an_exception_that_is_kept_holds_no_frame(context: zmq.Context[Any]) -> 
         assert kept.value.__traceback__ is not None
 
 
-def test_a_refused_mark_tells_that_what_was_begun_is_gone(context: zmq.Context[Any]) -> None:
+@pytest.mark.parametrize("refused", ["part", "mark"])
+def test_a_refusal_tells_that_what_was_begun_is_gone(context: zmq.Context[Any], refused: str) -> None:
     push, pull = joined(context)
 
     def observer(event: events.Event) -> None:
         if event.action == "SendPart" and event.phase == "end" and event.fields["part"] == 2:
             pull.close(linger=0)
-            push.refuse_mark = True
-            raise Signal
+            push.refuse_next = True
+            if refused == "mark":
+                raise Signal
 
     with PayloadSender(push) as sender:
-        with events.observe(observer), pytest.raises(Signal):
+        with events.observe(observer), pytest.raises(PeerDied if refused == "part" else Signal):
             sender.lend([full(LARGE), full(LARGE)])
         assert sender.loans == ()
         assert (sender.settle(), sender.pool.pending) == (1, 0)

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 import zmq
 
-from quiesce.codec import ABORT
-
 LARGE = 100_000
 
 
@@ -21,7 +19,7 @@ class Watched(zmq.Socket):  # type: ignore[type-arg]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.__dict__.update(polls=[], lingers=[], fail_at=0, ready=False, refuse_mark=False)
+        self.__dict__.update(polls=[], lingers=[], fail_at=0, ready=False, refuse_next=False)
 
     def poll(self, timeout: Any = None, flags: int = zmq.POLLIN) -> int:
         self.polls.append(timeout)
@@ -31,10 +29,11 @@ class Watched(zmq.Socket):  # type: ignore[type-arg]
         self.lingers.append(linger)
         super().close(linger)
 
-    def send(self, data: Any, *args: Any, **options: Any) -> Any:
+    def send(self, *args: Any, **options: Any) -> Any:
         """What is left behind by a refusal is what is left when libzmq swallows the part."""
-        result = super().send(data, *args, **options)
-        if self.refuse_mark and data == ABORT:
+        result = super().send(*args, **options)
+        if self.refuse_next:
+            self.refuse_next = False
             raise zmq.Again
         return result
 
