@@ -14,7 +14,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -165,22 +165,27 @@ def read(pipe: Any, kind: str, end: Any, rank: int, spin: float) -> None:
 def running(way: Way, context: Any) -> Iterator[tuple[list[Any], list[int]]]:
     """Pipes to the readers, and their process ids."""
     pipes, started = [], []
-    for arguments in way.arguments:
-        ours, theirs = context.Pipe()
-        process = context.Process(target=read, args=(theirs, *arguments), daemon=True)
-        process.start()
-        pipes.append(ours)
-        started.append(process)
-    way.ready()
-    for pipe in pipes:
-        pipe.recv()
     try:
+        for arguments in way.arguments:
+            ours, theirs = context.Pipe()
+            process = context.Process(target=read, args=(theirs, *arguments), daemon=True)
+            process.start()
+            theirs.close()  # so that a reader's end is an EOFError here
+            pipes.append(ours)
+            started.append(process)
+        way.ready()
+        for pipe in pipes:
+            pipe.recv()
         yield pipes, [process.pid for process in started]
     finally:
         for pipe in pipes:
-            pipe.send(None)
+            with suppress(OSError):
+                pipe.send(None)
         for process in started:
-            process.join(TIMEOUT_S)
+            process.join(5.0)
+            if process.is_alive():  # it still waits for a message, because something failed here
+                process.terminate()
+                process.join(5.0)
         way.close()
 
 
