@@ -3,7 +3,7 @@
     staging = HostStaging(backend, nbytes=1 << 20)
     staged = staging.stage(output)           # enqueues a copy and returns; output may be dropped
     host = staged.settle()                   # waits for the copy alone; now the host may read
-    loan = sender.send(host)                 # whatever reads it: anything with `done`
+    loan = sender.lend(host)                 # whatever reads it: anything with `done`
     staged.lend([loan])                      # the buffer comes back once the readers are done
 
 The rules, P1 to P4, and the faults they prevent are in `spec/HostStaging.tla`. A staging belongs to one thread.

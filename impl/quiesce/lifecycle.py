@@ -6,6 +6,7 @@ tracker of the loan is done. `Loan` is what a caller gets who lent its own memor
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -34,27 +35,34 @@ class Tracker(Protocol):
 class Loan:
     """Memory of the caller that was lent: it may be written again once `done`.
 
-    `what` names the loan in errors; `touch`, if given, is what makes trackers of a dead peer fire.
+    `what` names the loan in errors; `touch`, if given, is what makes trackers of a dead peer fire. The loan keeps what
+    it was given by `add` alive until then, so that nobody reads freed memory even if a tracker is lost.
     """
 
-    def __init__(
-        self, what: str, trackers: Iterable[Tracker], touch: Callable[[], object] | None = None
-    ) -> None:
+    def __init__(self, what: str, touch: Callable[[], object] | None = None) -> None:
         self.what = what
-        self._trackers = [tracker for tracker in trackers if not tracker.done]
+        self._lent: list[tuple[Tracker, object]] = []
         self._touch = touch
+
+    def add(self, tracker: Tracker, memory: object) -> None:
+        """One more reader of the lent memory, and what keeps that alive."""
+        self._lent.append((tracker, memory))
+
+    def clear(self) -> None:
+        """Nobody reads any of it."""
+        self._lent = []
 
     @property
     def done(self) -> bool:
         """Whether nobody reads the lent memory any more."""
-        self._trackers = [tracker for tracker in self._trackers if not tracker.done]
-        return not self._trackers
+        self._lent = [entry for entry in self._lent if not entry[0].done]
+        return not self._lent
 
     def wait(self, timeout: float) -> None:
         """Return when the memory may be written; QuiesceTimeout after `timeout` seconds."""
-        if not _wait(lambda: self.done, timeout, self._touch):
+        if not _wait(lambda: self.done, seconds(timeout), self._touch):
             raise QuiesceTimeout(
-                f"{self.what} is still being read after {timeout} s by {len(self._trackers)} frame(s) in flight; "
+                f"{self.what} is still being read after {timeout} s by {len(self._lent)} frame(s) in flight; "
                 "do not write it yet: wait longer, or close the sender"
             )
 
@@ -147,10 +155,7 @@ class BufferPool(Generic[B]):
         """Let the buffer go; its memory is freed with the last reference."""
 
     def close(self, timeout: float, touch: Callable[[], object] | None = None) -> None:
-        """Drop every buffer; NotQuiescent if some are still read after `timeout` seconds.
-
-        Buffers that are still read stay with whoever reads them, and are freed after that.
-        """
+        """Drop every buffer; NotQuiescent if some are still read after `timeout` seconds, then call again."""
         self.free_limit = 0
         self._free.clear()
         self._bytes = 0
@@ -160,12 +165,17 @@ class BufferPool(Generic[B]):
             return not self._pending
 
         if not _wait(settled, timeout, touch):
-            count = len(self._pending)
-            self._pending.clear()
             raise NotQuiescent(
-                f"{count} buffer(s) were still being read {timeout} s after closing; a receiver in this process "
-                "holds their frames"
+                f"{len(self._pending)} buffer(s) were still being read {timeout} s after closing; a receiver in this "
+                "process holds their frames"
             )
+
+
+def seconds(timeout: float) -> float:
+    """`timeout` if it is a finite number of seconds, 0 or more; else ValueError."""
+    if not 0 <= timeout < math.inf:
+        raise ValueError(f"timeout is {timeout!r}; give a finite number of seconds, 0 or more")
+    return timeout
 
 
 def _wait(done: Callable[[], bool], timeout: float, touch: Callable[[], object] | None) -> bool:

@@ -11,7 +11,8 @@ import zmq.asyncio
 
 from quiesce.codec import Decoder, is_abort
 from quiesce.errors import Closed, QuiesceTimeout
-from quiesce.payload_reuse import TIMEOUT
+from quiesce.lifecycle import seconds
+from quiesce.payload_reuse import TIMEOUT, translating
 
 T = TypeVar("T")
 
@@ -20,8 +21,8 @@ T = TypeVar("T")
 class Received(Generic[T]):
     """A message as it arrived.
 
-    `prefix` are the frames in front of it, such as a routing id. `aliases_sender` says that tensors of `value` are the
-    sender's own memory (inproc): a write on either side shows on the other, and the sender waits until they are gone.
+    `prefix` are the frames in front of it, such as a routing id. `aliases_sender` says that tensors of `value` may be
+    the sender's own memory (inproc): a write on either side may show on the other, and the sender waits for their end.
     """
 
     value: T
@@ -49,20 +50,20 @@ class _Receiver(Generic[T]):
             try:
                 more = True
                 while more:
-                    frames.append(self._plain.recv(zmq.NOBLOCK, copy=False))
+                    with translating("nothing was received"):
+                        frames.append(self._plain.recv(zmq.NOBLOCK, copy=False))
                     more = frames[-1].more
             except zmq.Again:
                 return None
-            except zmq.ZMQError as error:
-                if error.errno in (zmq.ETERM, zmq.ENOTSOCK):
-                    raise Closed("nothing was received: the socket or its context was closed") from None
+            except Closed:
                 raise
             except BaseException:
                 while self._plain.get(zmq.RCVMORE):
                     self._plain.recv(zmq.NOBLOCK)
                 raise
             prefix, body = frames[: self._prefix], frames[self._prefix :]
-            if is_abort(body):
+            # A message may be cut within its prefix, too: no whole message ends with an empty frame.
+            if is_abort(body) or (not body and not len(frames[-1])):
                 self.aborted += 1
                 continue
             value, shared = self._decoder.decode_with_report(body)
@@ -93,10 +94,12 @@ class PayloadReceiver(_Receiver[T]):
         Raises DecodeError for a message that is not one of this library's, or is inconsistent; it is gone then, and the
         next call returns the next message. Raises Closed.
         """
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + seconds(timeout)
         while (received := self._take()) is None:
             left = deadline - time.monotonic()
-            if left <= 0 or not self._socket.poll(max(1, int(left * 1000))):
+            with translating("nothing was received"):
+                ready = left > 0 and self._socket.poll(max(1, int(left * 1000)))
+            if not ready:
                 raise QuiesceTimeout(f"no message came within {timeout} s; call again to go on waiting")
         return received
 
@@ -120,10 +123,12 @@ class AsyncPayloadReceiver(_Receiver[T]):
 
     async def receive(self, timeout: float = TIMEOUT) -> Received[T]:
         """The next message; raises as `PayloadReceiver.receive` does."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + seconds(timeout)
         while (received := self._take()) is None:
             left = deadline - time.monotonic()
-            if left <= 0 or not await self._events.poll(max(1, int(left * 1000))):
+            with translating("nothing was received"):
+                ready = left > 0 and await self._events.poll(max(1, int(left * 1000)))
+            if not ready:
                 raise QuiesceTimeout(f"no message came within {timeout} s; call again to go on waiting")
         return received
 

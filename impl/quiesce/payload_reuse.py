@@ -10,7 +10,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple
@@ -19,14 +20,15 @@ import zmq
 import zmq.asyncio
 
 from quiesce.codec import ABORT, Buffer, Encoder
-from quiesce.errors import Closed, NotQuiescent, PeerDied, QuiesceTimeout, WrongProcess
+from quiesce.errors import Closed, NotQuiescent, PeerDied, QuiesceError, QuiesceTimeout, WrongProcess
 from quiesce.events import action
-from quiesce.lifecycle import FREE_LIMIT, BufferPool, Loan, Tracker
+from quiesce.lifecycle import FREE_LIMIT, BufferPool, Loan, Tracker, seconds
 
 COPY_THRESHOLD = 65_536
 """Bytes from which a frame is sent without copying; below, libzmq's copy is cheaper than a tracker."""
 TIMEOUT = 10.0
 """Seconds that sending and receiving wait unless told otherwise."""
+_LOANS_LOOKED_AT = 4  # a message: enough to keep up, and flat in the number open
 _ALIGNMENT = 64  # bytes between the starts of tensors copied into a buffer
 
 
@@ -44,6 +46,11 @@ class PayloadBuffer:
     def view(self, memory: bytearray, start: int, stop: int) -> memoryview:
         """A view of part of the buffer, which cannot be resized until `reclaim`."""
         view = memoryview(memory)[start:stop]
+        self._views.append(view)
+        return view
+
+    def keep(self, view: memoryview) -> memoryview:
+        """Keep memory that is not the buffer's alive, and then released, with it."""
         self._views.append(view)
         return view
 
@@ -70,14 +77,9 @@ class _Message:
     frames: list[_Frame] = field(default_factory=list)
     trackers: list[Tracker] = field(default_factory=list)
     begun: bool = False
-    refused: bool = False
-    loan: Loan = field(default_factory=lambda: Loan("nothing", ()))
+    loan: Loan = field(default_factory=lambda: Loan("nothing"))
 
     def over(self, owner: str) -> list[Tracker]:
-        if self.refused:
-            # libzmq leaks the parts of a message that it refuses in the middle: their trackers never fire. Nor does
-            # anybody read them, since parts are shown to a reader only with the last one.
-            return []
         return [
             tracker
             for tracker, frame in zip(self.trackers, self.frames, strict=False)
@@ -94,7 +96,7 @@ def _part(sender: PayloadSender, sent: bool, message: _Message) -> dict[str, obj
 
 
 class PayloadSender:
-    """Sends structures with tensors over a ZMQ socket of any type, from buffers it reuses.
+    """Sends structures with tensors over a ZMQ socket of any type but REQ and REP, from buffers it reuses.
 
     The sender takes the socket over: nobody else may use it, and `close` closes it. Calls from several threads are
     taken one after the other. `send` copies the caller's tensors before it returns; `lend` does not, and returns a
@@ -107,9 +109,12 @@ class PayloadSender:
     ) -> None:
         if isinstance(socket, zmq.asyncio.Socket):
             raise TypeError("a sender needs a plain zmq.Socket; give it zmq.Socket.shadow(socket)")
+        if socket.type in (zmq.REQ, zmq.REP):
+            raise ValueError("REQ and REP sockets cannot end a message that was cut; use DEALER and ROUTER")
         self._socket = socket
         self._encoder = encoder or Encoder()
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        self._inside: int | None = None
         self._pid = os.getpid()
         self._closed = False
         self._number = 0
@@ -137,16 +142,44 @@ class PayloadSender:
     @property
     def loans(self) -> tuple[Loan, ...]:
         """The loans that are not done, those of messages that failed halfway included."""
-        with self._lock:
-            return tuple(loan for loan in self._loans if not loan.done)
+        return tuple(loan for loan in tuple(self._loans) if not loan.done)
+
+    @contextmanager
+    def _turn(self, timeout: float) -> Iterator[None]:
+        """One call at a time. The process is checked first: after a fork nobody may be left to release the lock."""
+        self._check_process()
+        if self._inside == threading.get_ident():
+            raise QuiesceError(
+                "this sender is in the middle of a call of this thread, which a signal handler or finalizer "
+                "interrupted; use another sender there"
+            )
+        if not self._lock.acquire(timeout=seconds(timeout)):
+            raise QuiesceTimeout(
+                f"another thread has used this sender for {timeout} s; nothing was sent, try again"
+            )
+        try:
+            self._inside = threading.get_ident()
+            yield
+        finally:
+            self._inside = None
+            self._lock.release()
 
     def _transmit(self, obj: object, lend: bool, timeout: float, prefix: Sequence[bytes]) -> _Message:
         heading = [_Frame(memoryview(frame).cast("B"), "frame") for frame in prefix]
-        with self._lock:
+        with self._turn(timeout):
             self._check()
             self.pool.settle()
+            for _ in range(min(_LOANS_LOOKED_AT, len(self._loans))):
+                if not self._loans[0].done:
+                    self._loans.rotate(-1)
+                else:
+                    self._loans.popleft()
             self._number += 1
             message = _Message(self._number, self.pool.take())
+            if lend:
+                message.loan = Loan(f"message {message.number}", self.touch)
+                # Before the first part goes out: whatever exception comes, the caller can find it.
+                self._loans.append(message.loan)
             try:
                 self._encode(message, obj, lend)
                 message.frames[:0] = heading
@@ -155,6 +188,7 @@ class PayloadSender:
                 # A traceback keeps the frames it passed alive, and with them what we want to see settled.
                 traceback.clear_frames(error.__traceback__)
                 if not message.begun:
+                    message.loan.clear()
                     message.buffer.reclaim()
                     self.pool.give_back(message.buffer)
                 else:
@@ -163,15 +197,11 @@ class PayloadSender:
             finally:
                 if message.begun:
                     self.pool.lend(message.buffer, self._asked(message))
-                    message.loan = self._owed(message)
-                    self._loans.append(message.loan)
-                while self._loans and self._loans[0].done:
-                    self._loans.popleft()
         return message
 
-    def _owed(self, message: _Message) -> Loan:
+    def _owe(self, message: _Message, tracker: Tracker, frame: _Frame) -> None:
         """P7: what the caller has to wait for before it writes its tensors."""
-        return Loan(f"message {message.number}", message.over("caller"), self.touch)
+        message.loan.add(tracker, frame.view)
 
     @action("Encode", _number)
     def _encode(self, message: _Message, obj: object, lend: bool) -> None:
@@ -185,8 +215,10 @@ class PayloadSender:
             buffer.body = bytearray(room)
         start = 0
         for part in parts:
-            if part.view.nbytes < COPY_THRESHOLD or not part.aliases:
+            if part.view.nbytes < COPY_THRESHOLD:
                 message.frames.append(_Frame(part.view, "frame"))
+            elif not part.aliases:
+                message.frames.append(_Frame(buffer.keep(part.view), "buffer"))
             elif lend:
                 message.frames.append(_Frame(part.view, "caller"))
             else:
@@ -199,7 +231,9 @@ class PayloadSender:
         deadline = time.monotonic() + timeout
         while not self._send_part(message):
             left = deadline - time.monotonic()
-            if left <= 0 or not self._socket.poll(max(1, int(left * 1000)), zmq.POLLOUT):
+            with translating(f"message {message.number} was not sent"):
+                room = left > 0 and self._socket.poll(max(1, int(left * 1000)), zmq.POLLOUT)
+            if not room:
                 self._send_times_out(message, timeout)
         while len(message.trackers) < len(message.frames):
             if not self._send_part(message):
@@ -219,14 +253,16 @@ class PayloadSender:
         taken = True
         try:
             if not copy:
-                data = zmq.Frame(data, track=frame.owner != "frame", copy=False)
-                tracker = data.tracker or _DONE
+                data = zmq.Frame(data, track=True, copy=False)
+                tracker = data.tracker
+                if frame.owner == "caller":
+                    self._owe(message, tracker, frame)
             self._socket.send(data, flags, copy=copy)
         except zmq.Again:
             taken = False
         except zmq.ZMQError as error:
             taken = False
-            raise _translated(error, message.number) from None
+            raise _translated(error, f"message {message.number} was not sent") from None
         finally:
             # An exception's traceback must not keep the frame, or its tracker would not fire.
             del data
@@ -246,7 +282,7 @@ class PayloadSender:
     @action("PartRefused", _number)
     def _part_refused(self, message: _Message) -> None:
         """P3: libzmq dropped what was begun, and the rest must not follow."""
-        message.refused = True
+        self._forget(message)
         raise PeerDied(
             f"message {message.number} was not delivered: the peer went away after {len(message.trackers)} of "
             f"{len(message.frames)} frames; later messages are not affected"
@@ -259,10 +295,19 @@ class PayloadSender:
             self._socket.send(ABORT, zmq.NOBLOCK)
         except zmq.Again:
             # The pipe is gone, and what was begun in it; or all had been sent, and there is no room for the mark.
-            message.refused = len(message.trackers) < len(message.frames)
+            if len(message.trackers) < len(message.frames):
+                self._forget(message)
         except zmq.ZMQError:
             # The socket or its context is closed.
             return
+
+    def _forget(self, message: _Message) -> None:
+        """P4: libzmq leaks the parts of a message that it refuses in the middle, and their trackers never fire.
+
+        Nor does anybody read them, since parts are shown to a reader only with the last one.
+        """
+        message.trackers = [_DONE] * len(message.trackers)
+        message.loan.clear()
 
     def _asked(self, message: _Message) -> list[Tracker]:
         """P4: the trackers of every frame over the reused memory that was sent."""
@@ -270,34 +315,42 @@ class PayloadSender:
 
     def settle(self) -> int:
         """P5: recycle every buffer that nobody reads any more, and return how many were."""
-        with self._lock:
+        with self._turn(TIMEOUT):
             self._check()
-            self.touch()
+            self._look()
             return self.pool.settle(self.pool.pending)
 
-    @action("Touch")
     def touch(self) -> None:
-        """P5: let the socket notice that a peer died, without which trackers of frames for it never fire."""
-        with self._lock:
-            if not self._closed:
-                self._socket.get(zmq.EVENTS)
+        """Let the socket notice that a peer died. While another call uses the socket, that call does."""
+        self._check_process()
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self._closed:
+                    self._look()
+            finally:
+                self._lock.release()
+
+    @action("Touch")
+    def _look(self) -> None:
+        """P5: without this, trackers of frames for a peer that died never fire."""
+        with translating("nothing was settled"):
+            self._socket.get(zmq.EVENTS)
 
     @action("Close")
     def _close(self, timeout: float) -> None:
         """P8: close so that every tracker fires, after `timeout` seconds at the latest."""
-        self._closed = True
         self._socket.close(linger=int(timeout * 1000))
 
     def close(self, timeout: float = 5.0) -> None:
         """Close the socket, giving what is queued `timeout` seconds to be sent, and wait until nothing is read.
 
-        Raises NotQuiescent if memory is still read then, which only a receiver in this process (inproc) can cause.
+        Raises NotQuiescent if memory is still read then, which a receiver in this process (inproc) can cause; closing
+        again goes on waiting.
         """
-        with self._lock:
-            if self._closed:
-                return
-            self._check()
-            self._close(timeout)
+        with self._turn(timeout):
+            if not self._closed:
+                self._close(timeout)
+                self._closed = True
             # A moment longer than the linger period, in which libzmq lets go of what it could not send.
             deadline = time.monotonic() + timeout + 1.0
             held = []
@@ -305,20 +358,21 @@ class PayloadSender:
                 self.pool.close(timeout + 1.0)
             except NotQuiescent as error:
                 held.append(str(error))
-            for loan in self._loans:
+            for loan in self.loans:
                 try:
                     loan.wait(max(0.0, deadline - time.monotonic()))
                 except QuiesceTimeout as error:
                     held.append(str(error))
-            self._loans.clear()
             if held:
                 raise NotQuiescent("; ".join(held))
 
-    def _check(self) -> None:
+    def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise WrongProcess(
                 f"this sender was made in process {self._pid}; make one with a socket of its own after the fork"
             )
+
+    def _check(self) -> None:
         if self._closed:
             raise Closed("this sender was closed")
 
@@ -349,9 +403,20 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def _translated(error: zmq.ZMQError, number: int) -> Exception:
+def _translated(error: zmq.ZMQError, what: str) -> Exception:
     if error.errno == zmq.EHOSTUNREACH:
-        return PeerDied(f"message {number} was not sent: no peer has the routing id it is for")
+        return PeerDied(f"{what}: no peer has the routing id it is for")
     if error.errno in (zmq.ETERM, zmq.ENOTSOCK):
-        return Closed(f"message {number} was not sent: its socket or context was closed")
+        return Closed(f"{what}: the socket or its context was closed")
     return error
+
+
+@contextmanager
+def translating(what: str) -> Iterator[None]:
+    """Raise this library's errors for those of a socket that is gone."""
+    try:
+        yield
+    except zmq.Again:
+        raise
+    except zmq.ZMQError as error:
+        raise _translated(error, what) from None

@@ -49,6 +49,11 @@ HEARTBEAT_MS = 1000
 """How often a remote reader looks whether its writer's machine is still there; five times that is too long."""
 
 
+def _anew(error: QuiesceError) -> QuiesceError:
+    """The same error without a traceback: one that is kept would keep the callers' frames, and their leases, alive."""
+    return type(error)(*error.args)
+
+
 class RingReader:
     """The end of one reader of this machine; it may be used by several threads, which then take turns.
 
@@ -201,9 +206,10 @@ class RingReader:
     @action("FindWriterDead", lambda self, result: {"r": self.rank})
     def _find_writer_dead(self) -> QuiesceError:
         self._ended = PeerDied(
-            "the writer has ended without closing the ring; everything it finished was received"
+            "the writer has ended without closing the ring; what it posted up to the first body that was still "
+            "on its way was received, and the rest is lost"
         )
-        return self._ended
+        return _anew(self._ended)
 
     # -------------------------------------------------------------------------------------------------- what helps
 
@@ -234,7 +240,7 @@ class RingReader:
                 self._ended = QuiesceError(
                     f"the writer refused reader {self.rank}: {bytes(parts[1].buffer).decode()}"
                 )
-                raise self._ended
+                raise _anew(self._ended)
             if kind == WELCOME:
                 self._cursor = sequence
 
@@ -244,7 +250,7 @@ class RingReader:
                 self._await_post(deadline)
             self._open()
             if self._ended:
-                raise self._ended
+                raise _anew(self._ended)
         assert self._opened is not None
         kind, _, slot, table_at, count = self._opened
         if kind != SLOT:
@@ -321,7 +327,7 @@ class RingReader:
             if self._closed:
                 raise Closed("this reader is closed")
             if self._ended:
-                raise self._ended
+                raise _anew(self._ended)
             yield deadline
         finally:
             self._turn.release()
@@ -362,7 +368,7 @@ class RemoteReader(RingReader):
         self._socket.send_multipart([ACK, sequence.to_bytes(8, "little")], zmq.NOBLOCK)
         if kind == CLOSE:
             self._ended = Closed("the writer has closed the ring and everything was received")
-            raise self._ended
+            raise _anew(self._ended)
         return self._take_body(parts[1:])
 
 

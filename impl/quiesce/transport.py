@@ -77,7 +77,8 @@ class TorchHandle:
 
     def wait(self, timeout: float) -> None:
         if self._error:
-            raise self._error
+            # Anew, for an error that is kept would keep the frames of its traceback alive.
+            raise type(self._error)(*self._error.args)
         deadline = time.monotonic() + timeout
         while self._works:
             try:
@@ -86,8 +87,9 @@ class TorchHandle:
                 else:
                     self._works[0].wait()
             except RuntimeError as error:
-                self._error = self._explain(error, timeout)
-                raise self._error from error
+                found = self._explain(error, timeout)
+                self._error = type(found)(*found.args)
+                raise found from error
             self._works.pop(0)
         self._tensors = ()
 

@@ -15,7 +15,7 @@ from model_tests.broadcast_ring.faults import (
 from model_tests.broadcast_ring.processes import START_S, Child, RingHandle, until
 
 from quiesce.broadcast_ring import BroadcastRing
-from quiesce.errors import PeerDied, QuiesceTimeout
+from quiesce.errors import Closed, PeerDied, QuiesceTimeout
 from quiesce.ring_reader import LEASE_BYTES, RingReader
 
 
@@ -153,3 +153,15 @@ def test_leases_end_in_any_thread() -> None:
             thread.join(START_S)
         ring._collect()
         assert sorted(ring._free) == [0, 1, 2, 3]
+
+
+def test_an_error_that_is_raised_again_keeps_no_frames() -> None:
+    with BroadcastRing(1, slots=2, slot_bytes=4096) as ring, RingReader(ring.handle, 0) as reader:
+        ring.wait_until_ready(START_S)
+        ring.close()
+        depths = []
+        for _ in range(3):
+            with pytest.raises(Closed) as caught:
+                reader.receive(START_S)
+            depths.append(len(caught.traceback))
+        assert depths[1] == depths[2]

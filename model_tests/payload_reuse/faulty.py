@@ -9,7 +9,7 @@ import zmq
 from quiesce.errors import PeerDied, QuiesceTimeout
 from quiesce.events import action
 from quiesce.lifecycle import BufferPool, Loan, Tracker
-from quiesce.payload_reuse import PayloadBuffer, PayloadSender, _Message
+from quiesce.payload_reuse import PayloadBuffer, PayloadSender, _Frame, _Message
 
 Pending = Sequence[Tracker]
 
@@ -95,9 +95,8 @@ class RefusedPartRetried(PayloadSender):
 
 
 class RefusedPartsKept(PayloadSender):
-    def _asked(self, message: _Message) -> list[Tracker]:
-        message.refused = False
-        return super()._asked(message)
+    def _forget(self, message: _Message) -> None:
+        """Wait for them all the same."""
 
 
 class RefusalNotEnded(PayloadSender):
@@ -135,7 +134,7 @@ class TimeoutIgnored(PayloadSender):
         try:
             return super().lend(obj, **options)  # type: ignore[arg-type]
         except QuiesceTimeout:
-            return Loan("nothing", [])
+            return Loan("nothing")
 
 
 class RecycledTwice(_PoolFault):
@@ -148,8 +147,8 @@ class RecycledTwice(_PoolFault):
 class PendingForgotten(PayloadSender):
     """Takes a socket without a peer for the end of all reading."""
 
-    def touch(self) -> None:
-        super().touch()
+    def _look(self) -> None:
+        super()._look()
         if not self._socket.poll(0, zmq.POLLOUT):
             for _ in range(len(self.pool._pending)):
                 buffer, _ = self.pool._pending.popleft()
@@ -167,18 +166,17 @@ class FailedSendLeaked(PayloadSender):
 
 
 class CallerToldAtOnce(PayloadSender):
-    def _owed(self, message: _Message) -> Loan:
-        return Loan(f"message {message.number}", [])
+    def _owe(self, message: _Message, tracker: Tracker, frame: _Frame) -> None:
+        """Leave it out of the loan."""
 
 
 class NeverTouched(PayloadSender):
-    def touch(self) -> None:
+    def _look(self) -> None:
         """Only wait for trackers."""
 
 
 class CloseLingers(PayloadSender):
     def _close(self, timeout: float) -> None:
-        self._closed = True
         self._socket.close()
 
 

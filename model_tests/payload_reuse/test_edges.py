@@ -17,7 +17,7 @@ from model_tests.payload_reuse.watched import LARGE, Signal, Watched, full, join
 
 from quiesce import events
 from quiesce.codec import Decoder
-from quiesce.errors import Closed, NotQuiescent, PeerDied, QuiesceTimeout
+from quiesce.errors import Closed, NotQuiescent, PeerDied, QuiesceError, QuiesceTimeout
 from quiesce.payload_receiver import PayloadReceiver
 from quiesce.payload_reuse import COPY_THRESHOLD, PayloadSender
 
@@ -315,27 +315,116 @@ def test_a_socket_or_context_closed_by_others_is_closed(context: zmq.Context[Any
             own.term()
 
 
-def test_touching_waits_for_the_send_in_progress(context: zmq.Context[Any]) -> None:
-    """A socket is for one thread at a time, also the one that only waits for a loan."""
+def test_touching_leaves_a_send_in_progress_alone(context: zmq.Context[Any]) -> None:
+    """A socket is for one thread at a time; the send looks at it anyway, and the touch does not wait for it."""
     push, pull = joined(context)
-    touched = threading.Event()
-    threads: list[threading.Thread] = []
-
-    def touch() -> None:
-        sender.touch()
-        touched.set()
+    looked: list[str] = []
 
     def observer(event: events.Event) -> None:
-        if event.action == "SendPart" and event.phase == "begin" and not threads:
-            threads.append(threading.Thread(target=touch))
-            threads[0].start()
-            assert not touched.wait(0.1)
+        if event.action == "Touch":
+            looked.append(event.phase)
+        if event.action == "SendPart" and event.phase == "begin":
+            thread = threading.Thread(target=sender.touch)
+            thread.start()
+            thread.join(10)
+            assert not thread.is_alive()
 
     with PayloadSender(push) as sender, PayloadReceiver(pull):
         with events.observe(observer):
             sender.send(1)
-        assert touched.wait(5)
-        threads[0].join()
+            assert not looked
+            sender.touch()
+            assert looked == ["begin", "end"]
+
+
+def test_a_call_waits_for_another_threads_no_longer_than_it_says(context: zmq.Context[Any]) -> None:
+    push, pull = joined(context)
+    errors: list[BaseException] = []
+
+    def late() -> None:
+        try:
+            sender.send(2, timeout=0.05)
+        except QuiesceTimeout as error:
+            errors.append(error)
+
+    def observer(event: events.Event) -> None:
+        if event.action == "SendPart" and event.phase == "begin" and not errors:
+            thread = threading.Thread(target=late)
+            thread.start()
+            thread.join(10)
+
+    with PayloadSender(push) as sender, PayloadReceiver(pull):
+        with events.observe(observer):
+            sender.send(1)
+        assert len(errors) == 1 and "another thread" in str(errors[0])
+
+
+def test_a_call_from_within_a_call_is_refused(context: zmq.Context[Any]) -> None:
+    """As a signal handler or a finalizer might make it: its parts would stand among those of the other message."""
+    push, pull = joined(context)
+    refused: list[QuiesceError] = []
+
+    def observer(event: events.Event) -> None:
+        if event.action == "SendPart" and event.phase == "begin" and not refused:
+            with pytest.raises(QuiesceError, match="signal handler") as caught:
+                sender.send("nested")
+            refused.append(caught.value)
+
+    with PayloadSender(push) as sender, PayloadReceiver(pull) as receiver:
+        with events.observe(observer):
+            sender.send([1, full(LARGE)])
+        assert receiver.receive().value[0] == 1
+        assert refused
+
+
+@pytest.mark.parametrize("phase", ["begin", "end"])
+def test_a_loan_survives_an_exception_after_the_last_part(context: zmq.Context[Any], phase: str) -> None:
+    push, pull = joined(context)
+
+    def observer(event: events.Event) -> None:
+        if event.action == "Remember" and event.phase == phase:
+            raise Signal
+
+    with PayloadSender(push) as sender, PayloadReceiver(pull) as receiver:
+        with events.observe(observer), pytest.raises(Signal):
+            sender.lend([full(LARGE)])
+        assert len(sender.loans) == 1
+        received = receiver.receive()
+        assert not sender.loans[0].done
+        del received
+        for loan in sender.loans:
+            loan.wait(5)
+
+
+@pytest.mark.parametrize("timeout", [-1, -0.001, float("nan"), float("inf")])
+def test_a_timeout_must_be_a_finite_number_of_seconds(context: zmq.Context[Any], timeout: float) -> None:
+    push, pull = joined(context)
+    with PayloadSender(push) as sender, PayloadReceiver(pull) as receiver:
+        for call in (sender.close, receiver.receive, lambda timeout: sender.send(1, timeout=timeout)):
+            with pytest.raises(ValueError, match="finite"):
+                call(timeout)
+        sender.send("still open")
+        assert receiver.receive().value == "still open"
+
+
+def test_many_open_loans_do_not_pile_up_behind_the_oldest(context: zmq.Context[Any]) -> None:
+    push, pull = joined(context)
+    with PayloadSender(push) as sender, PayloadReceiver(pull) as receiver:
+        sender.lend([full(LARGE)])
+        oldest = receiver.receive()
+        for _ in range(200):
+            sender.send(0)
+            sender.lend([full(LARGE)])
+            receiver.receive()
+            receiver.receive()
+        assert len(sender._loans) < 20
+        del oldest
+
+
+@pytest.mark.parametrize("kind", [zmq.REQ, zmq.REP])
+def test_sockets_that_cannot_end_a_cut_message_are_refused(context: zmq.Context[Any], kind: int) -> None:
+    with pytest.raises(ValueError, match="DEALER"):
+        PayloadSender(context.socket(kind))
 
 
 class ImpatientSender(PayloadSender):

@@ -184,6 +184,9 @@ def test_closing_while_a_receiver_holds_frames_is_reported(context: zmq.Context[
     with pytest.raises(NotQuiescent, match="message 1 is still being read"):
         sender.close(timeout=0)
     assert torch.equal(received.value[0], large(1))
+    with pytest.raises(NotQuiescent):
+        sender.close(timeout=0)
+    del received
     sender.close()
     with pytest.raises(Closed):
         sender.send(1)

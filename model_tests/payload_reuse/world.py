@@ -19,7 +19,7 @@ from model_tests.stepper import PATIENCE, Stepper, Stop
 from quiesce import events
 from quiesce.codec import Encoder
 from quiesce.lifecycle import Tracker
-from quiesce.payload_reuse import COPY_THRESHOLD, PayloadSender, _Message
+from quiesce.payload_reuse import COPY_THRESHOLD, PayloadSender, _Frame, _Message
 
 LARGE, SMALL = COPY_THRESHOLD + 5_000, 400
 STOPS = {
@@ -84,6 +84,7 @@ class World:
         self.context = zmq.Context()
         self.endpoint = f"inproc://world-{next(_endpoints)}"
         self.gates: dict[tuple[int, int], Gate] = {}
+        self.owed: dict[tuple[int, int], Gate] = {}
         socket = self.context.socket(zmq.PUSH, socket_class=_Refusing)
         socket.sndhwm = 1
         socket.bind(self.endpoint)
@@ -110,6 +111,10 @@ class World:
                 world.message = message
                 super()._encode(message, obj, lend)
 
+            def _owe(self, message: _Message, tracker: Tracker, frame: _Frame) -> None:
+                gate = world.owed[message.number, len(message.trackers) + 1] = Gate(tracker)
+                super()._owe(message, gate, frame)
+
         return Watched
 
     def _is_stop(self, event: events.Event) -> bool:
@@ -128,7 +133,8 @@ class World:
                 and frame.owner != "frame"
                 and memoryview(frame.view).nbytes >= COPY_THRESHOLD
             ):
-                message.trackers[index] = self.gates[message.number, index + 1] = Gate(tracker)
+                key = message.number, index + 1
+                message.trackers[index] = self.gates[key] = self.owed.get(key) or Gate(tracker)
 
     def call(self, shape: list[tuple[bool, bool]], number: int) -> Callable[[], object]:
         """The call that sends message `number`: parts as (large, lent), the first of them the payload."""
