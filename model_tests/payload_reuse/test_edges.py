@@ -329,12 +329,11 @@ def test_touching_leaves_a_send_in_progress_alone(context: zmq.Context[Any]) -> 
             thread.join(10)
             assert not thread.is_alive()
 
-    with PayloadSender(push) as sender, PayloadReceiver(pull):
-        with events.observe(observer):
-            sender.send(1)
-            assert not looked
-            sender.touch()
-            assert looked == ["begin", "end"]
+    with PayloadSender(push) as sender, PayloadReceiver(pull), events.observe(observer):
+        sender.send(1)
+        assert not looked
+        sender.touch()
+        assert looked == ["begin", "end"]
 
 
 def test_a_call_waits_for_another_threads_no_longer_than_it_says(context: zmq.Context[Any]) -> None:
@@ -356,7 +355,8 @@ def test_a_call_waits_for_another_threads_no_longer_than_it_says(context: zmq.Co
     with PayloadSender(push) as sender, PayloadReceiver(pull):
         with events.observe(observer):
             sender.send(1)
-        assert len(errors) == 1 and "another thread" in str(errors[0])
+        assert len(errors) == 1
+        assert "another thread" in str(errors[0])
 
 
 def test_a_call_from_within_a_call_is_refused(context: zmq.Context[Any]) -> None:
