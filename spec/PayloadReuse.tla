@@ -249,7 +249,7 @@ Touch ==
 \* P8
 Close ==
     /\ step = "idle" /\ overwriting = {}
-    /\ number > MaxMessage \/ peer = "down"
+    /\ number > MaxMessage \/ peer = "down" \/ \E t \in Tensors : loan[t] \intersect leaked # {}
     /\ EnvCloseSocket
     /\ step' = "closed"
     /\ free' = {}

@@ -248,28 +248,29 @@ class PayloadSender:
         data: Buffer = frame.view
         copy = memoryview(data).nbytes < COPY_THRESHOLD
         tracker: Tracker = _DONE
-        # Until the socket says that it refused the part, it may have taken it, whatever exception comes.
+        if not copy:
+            data = zmq.Frame(data, track=True, copy=False)
+            tracker = data.tracker
+        # Noted before it is sent, and taken back only if the socket says that it refused the part: whatever exception
+        # comes in between, the part may have been taken.
+        if frame.owner == "caller":
+            self._owe(message, tracker, frame)
         message.begun = True
-        taken = True
+        message.trackers.append(tracker)
         try:
-            if not copy:
-                data = zmq.Frame(data, track=True, copy=False)
-                tracker = data.tracker
-                if frame.owner == "caller":
-                    self._owe(message, tracker, frame)
             self._socket.send(data, flags, copy=copy)
         except zmq.Again:
-            taken = False
+            message.trackers.pop()
+            message.begun = not first
+            return False
         except zmq.ZMQError as error:
-            taken = False
+            message.trackers.pop()
+            message.begun = not first
             raise _translated(error, f"message {message.number} was not sent") from None
         finally:
             # An exception's traceback must not keep the frame, or its tracker would not fire.
             del data
-            message.begun = taken or not first
-            if taken:
-                message.trackers.append(tracker)
-        return taken
+        return True
 
     @action("SendTimesOut", _number)
     def _send_times_out(self, message: _Message, timeout: float) -> None:

@@ -28,6 +28,7 @@ OVERRIDES = {
     "Buffers": "{b1, b2, b3, b4}",
     "MaxMessage": "6",
     "MaxParts": "3",
+    "Shapes": "<- LockstepShapes",
     "HighWater": "2",
     "FreeLimit": f"{FREE_LIMIT}",
     "PeerMayDie": "TRUE",
@@ -213,7 +214,7 @@ class Lockstep(RuleBasedStateMachine):
             assert done == (not asked & undone), told
 
     def send(self, data: st.DataObject) -> None:
-        self.shape = data.draw(st.sampled_from(sorted(self.spec.evaluate("AnyShape"), key=str)))
+        self.shape = data.draw(st.sampled_from(sorted(self.spec.evaluate("LockstepShapes"), key=str)))
         parts = [(part["large"], part["lent"]) for part in self.shape]
         self.advance(self.world.stepper.start(self.world.call(parts, self.state["number"])))
 

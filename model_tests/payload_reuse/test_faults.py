@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -274,6 +275,8 @@ def test_use_after_fork_is_refused(context: zmq.Context[Any]) -> None:
     with PayloadSender(push) as sender:
         child = os.fork()
         if child == 0:
+            # Ended by the alarm if it hangs, so that the parent does not wait for ever.
+            signal.alarm(10)
             try:
                 sender.send(1)
             except WrongProcess:

@@ -17,9 +17,10 @@ WithTensor == {<<Payload(FALSE), Lent(TRUE)>>, <<Payload(TRUE), Lent(FALSE)>>, <
 \* Three parts, so that one that is not the last can be refused.
 ThreeParts == {<<Payload(TRUE), Payload(FALSE), Payload(FALSE)>>}
 
-\* A large tensor lent, behind a payload that is copied.
-TensorLast == {<<Payload(FALSE), Lent(TRUE)>>}
+\* A large tensor lent, behind a payload that is copied; not last, so that it can be begun in a pipe that dies.
+TensorWithin == {<<Payload(FALSE), Lent(TRUE), Payload(FALSE)>>}
 
 \* All of them.
+LockstepShapes == TwoParts \union WithTensor \union ThreeParts \union TensorWithin
 AnyShape == TwoParts \union WithTensor \union ThreeParts
 =============================================================================

@@ -101,7 +101,8 @@ class Manifest:
 
 def load(path: str | Path | None = None) -> Manifest:
     """Read and validate a manifest; the project's own if no path is given."""
-    path = Path(path) if path is not None else spec_directory() / "models" / "manifest.toml"
+    # TLC runs in a directory of its own, where a relative path would lead elsewhere.
+    path = Path(path).resolve() if path is not None else spec_directory() / "models" / "manifest.toml"
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
