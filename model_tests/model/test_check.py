@@ -192,7 +192,14 @@ def test_a_stopped_command_leaves_nothing(number: int, write_manifest: Write, tm
     scratch.mkdir()
     command = [sys.executable, "-m", "quiesce.cli", "check", "--manifest", str(path), "post"]
     environment = {**os.environ, "TMPDIR": str(scratch)}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        # A shell that starts the tests in the background leaves SIGINT ignored, which is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         deadline = time.monotonic() + 60
         while not list(scratch.glob("quiesce-tlc-*/meta")):

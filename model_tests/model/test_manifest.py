@@ -64,7 +64,8 @@ def _stands(parts: tuple[str, ...], text: str) -> bool:
 
 
 def test_every_configuration_is_in_the_manifest() -> None:
-    listed = {model.config for model in PROJECT.models.values()}
+    # The fence table asks its own questions, and has a digest and tests of its own.
+    listed = {model.config for model in PROJECT.models.values()} | {"MCFenceTable.cfg"}
     unlisted = {path.name for path in PROJECT.directory.glob("*.cfg")} - listed
     assert not unlisted
 
