@@ -28,7 +28,7 @@ from model_tests.stepper import Stop
 
 from quiesce.broadcast_ring import BroadcastRing
 from quiesce.errors import Closed, PeerDied, QuiesceTimeout
-from quiesce.model import Disabled, Oracle, State, manifest
+from quiesce.model import Disabled, Oracle, State
 from quiesce.ring_reader import RingReader
 
 MODEL = "ring_deaths"
@@ -45,16 +45,10 @@ OVERRIDES = {
     "Bodies": "TRUE",
     "Views": "2",
 }
-_oracles: list[Oracle] = []
 
 
 def oracle() -> Oracle:
-    if not _oracles:
-        known = manifest.load()
-        model = known.model(MODEL)
-        config = known.config(model).override(OVERRIDES)
-        _oracles.append(Oracle(known.directory / f"{model.module}.tla", config, known.libraries))
-    return _oracles[0]
+    return Oracle.load(MODEL, set=OVERRIDES)
 
 
 class Lockstep(RuleBasedStateMachine):

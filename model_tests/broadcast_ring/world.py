@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 from dataclasses import dataclass, field
@@ -96,7 +97,7 @@ class World:
         self.remote_class = type("Remote", (_Small, RemoteReader), {})
         self.ring = ring_class(
             len(LOCAL), slots=len(SLOTS), slot_bytes=8 * LEASED, window=WINDOW, patience=0.0,
-            remote=len(REMOTE), bind="ipc://@*",
+            remote=len(REMOTE), bind=f"ipc://@{secrets.token_hex(8)}",
         )  # fmt: skip
         self.writer = Stepper(edges)
         self.seats = {rank: Seat(Stepper(edges)) for rank in (*LOCAL, *REMOTE)}

@@ -16,7 +16,7 @@ from model_tests.payload_reuse.world import Interrupted, World, stop_name
 from model_tests.stepper import Stop
 
 from quiesce.errors import PeerDied, QuiesceTimeout
-from quiesce.model import Disabled, ModelValue, Oracle, State, Step, label, manifest
+from quiesce.model import Disabled, ModelValue, Oracle, State, Step, label
 from quiesce.payload_reuse import PayloadSender
 
 FREE_LIMIT = 1
@@ -39,16 +39,9 @@ ENVIRONMENT = ("PeerTake", "BeginRead", "EndRead", "PeerDrop", "TrackerFires", "
 NOTICING = ("SendPart", "SendTimesOut", "Abort")
 TENSOR = ModelValue("t1")
 
-_oracles: list[Oracle] = []
-
 
 def oracle() -> Oracle:
-    if not _oracles:
-        known = manifest.load()
-        model = known.model(MODEL)
-        config = known.config(model).override(OVERRIDES)
-        _oracles.append(Oracle(known.directory / f"{model.module}.tla", config, known.libraries))
-    return _oracles[0]
+    return Oracle.load(MODEL, set=OVERRIDES)
 
 
 class Lockstep(RuleBasedStateMachine):

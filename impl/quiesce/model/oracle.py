@@ -80,12 +80,14 @@ class Oracle:
         name: str,
         fault: str = "none",
         *,
+        set: Mapping[str, str] | None = None,
         manifest: Manifest | None = None,
         constrained: bool = True,
     ) -> Oracle:
         """The oracle of a model, or of a mutant, of the manifest; loaded once a process.
 
-        `fault` switches a mutant of that model on. Raises `UnknownName` for names the manifest lacks.
+        `fault` switches a mutant of that model on; `set` overrides constants, as in the manifest. Raises
+        `UnknownName` for names the manifest lacks.
         """
         manifest = manifest or load()
         entry = manifest.find(name)
@@ -98,6 +100,7 @@ class Oracle:
             if not isinstance(mutant, Mutant):
                 raise UnknownName("mutant", fault, manifest.mutants)
             config = config.override(mutant.overrides)
+        config = config.override(set or {})
         module = manifest.directory / f"{model.module}.tla"
         key = (module, config.text(), constrained)
         with _loading:
