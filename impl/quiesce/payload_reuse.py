@@ -62,10 +62,14 @@ class PayloadBuffer:
 
 
 class _Frame(NamedTuple):
+    """A frame to send, and whose memory it is.
+
+    "buffer": reused memory, or kept with it until its trackers are done; "caller": lent by the caller; "frame": copied
+    by libzmq when it is sent.
+    """
+
     view: Buffer
-    owner: (
-        str  # "buffer": reused memory; "caller": lent by the caller; "frame": kept alive by the frame alone
-    )
+    owner: str
 
 
 @dataclass
