@@ -107,10 +107,11 @@ def test_every_edge_is_killed_at() -> None:
 @pytest.mark.parametrize("edge", _except(READER_EDGES, TIMES_OUT, FINDS_WRITER_DEAD))
 def test_reader_killed(edge: str) -> None:
     """A reader dies at this edge; the writer and the other reader go on, and a new one takes the rank."""
-    with BroadcastRing(2, slots=2, slot_bytes=SLOT_BYTES, window=4, patience=0.001) as ring:
+    with BroadcastRing(2, slots=2, slot_bytes=SLOT_BYTES, window=4, patience=0.5) as ring:
         handle = ring.handle.to_json()
         most = 5 if edge.startswith("Leave") else None
-        fault = f"{edge}.{1 if edge.startswith(('Join', 'Leave')) else 2}"
+        # The first time: how often a slot is free for it, rather than overflow, depends on the readers' speed.
+        fault = f"{edge}.1"
         victim = Child("read_all", handle, 0, 1 if most else 0, fault, False, START_S, most)
         other = Child("read_all", handle, 1, 0)
         try:
