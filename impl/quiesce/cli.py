@@ -1,4 +1,4 @@
-"""The `quiesce` command."""
+"""The `quiesce` command. Each subcommand lives in a module of its own and is registered here by a line."""
 
 from __future__ import annotations
 
@@ -6,18 +6,36 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; exits with 0, 1 (something was found) or 2 (it could not run)."""
+    """Run the command line; the exit statuses are those of `quiesce.console`."""
     try:
+        import typer
+
         from quiesce.bench.command import bench
-        from quiesce.model.command import app
+        from quiesce.console import CANNOT, EXIT_STATUSES, complain, end_on_terminate
+        from quiesce.model.command import check
     except ModuleNotFoundError as error:
         print(
             f"quiesce: {error.name} is missing; install the tools with: pip install 'quiesce[model]'",
             file=sys.stderr,
         )
         raise SystemExit(2) from None
+    from quiesce.errors import QuiesceError
+
+    app = typer.Typer(
+        name="quiesce",
+        help="Zero-copy tensor transport, formally modelled: check the models, and look at what they say.",
+        epilog=EXIT_STATUSES,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+    )
+    app.command("check")(check)
     app.add_typer(bench, name="bench")
-    app()
+    end_on_terminate()
+    try:
+        app()
+    except QuiesceError as problem:
+        complain(problem)
+        raise SystemExit(CANNOT) from None
 
 
 if __name__ == "__main__":

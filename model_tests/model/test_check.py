@@ -159,7 +159,7 @@ def test_no_answer_from_tlc_exits_with_2(write_manifest: Write) -> None:
 
 def test_a_run_may_not_take_for_ever(write_manifest: Write) -> None:
     done = run("--timeout", "0.2", "lose", path=write_manifest())
-    assert done.returncode == 2
+    assert done.returncode == 3
     assert "no verdict after 0.2 s" in done.stdout
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import sys
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,25 +18,22 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from quiesce.console import CANNOT, FOUND, HOLDS, UNDETERMINED, complete_models, output
+from quiesce.model import checking
 from quiesce.model import manifest as manifests
-from quiesce.model.checking import DEFAULT_TIMEOUT, Judgement, check, judge
+from quiesce.model.checking import DEFAULT_TIMEOUT, Judgement, judge
 from quiesce.model.errors import ModelError
 from quiesce.model.manifest import LARGE, Manifest, Model, Mutant
 from quiesce.model.output import CheckResult, Progress
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-HOLDS, FOUND, CANNOT = 0, 1, 2
+REPORT_EVERY = 60.0
+"""Seconds between two lines about a run when standard error is no terminal."""
 
 
-@app.callback()
-def _quiesce() -> None:
-    """Zero-copy tensor transport, formally modelled: check the models."""
-
-
-@app.command("check")
-def _check(
+def check(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[MODEL]...", help="Models or mutants.")
+        list[str] | None,
+        typer.Argument(metavar="[MODEL]...", help="Models or mutants.", autocompletion=complete_models),
     ] = None,
     large: Annotated[
         bool, typer.Option("--large", help="The large models instead of the small ones.")
@@ -49,33 +45,34 @@ def _check(
     manifest_path: Annotated[Path | None, typer.Option("--manifest", help="Another manifest.toml.")] = None,
     pin: Annotated[bool, typer.Option("--pin", help="Write the numbers seen into the manifest.")] = False,
 ) -> None:
-    """Check models and mutants with TLC. Exits with 0: all as pinned, 1: something found, 2: no answer."""
-    error = Console(stderr=True, soft_wrap=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        manifest = manifests.load(manifest_path)
-        entries = select(manifest, names or [], large)
-        show = not as_json
-        judgements = run(manifest, entries, jobs=jobs, timeout=timeout, heap=heap << 20, show=show)
-        if pin:
-            manifests.pin(manifest, {item.entry.name: item.result for item in judgements if item.answered})
-            error.print(f"pinned in {manifest.path}; check again to hold the models to it")
-    except ModelError as problem:
-        error.print(f"quiesce check: {problem}", style="red", markup=False, highlight=False)
-        raise typer.Exit(CANNOT) from None
+    """Check models and their mutants with TLC: all small ones, or those named.
+
+    Exits with 0 if everything is as pinned, 1 if something else was found, 2 if an entry could not be run, and 3 if
+    time or memory ran out before there was an answer.
+    """
+    manifest = manifests.load(manifest_path)
+    entries = select(manifest, names or [], large)
+    judgements = run(manifest, entries, jobs=jobs, timeout=timeout, heap=heap << 20, show=not as_json)
+    if pin:
+        manifests.pin(manifest, {item.entry.name: item.result for item in judgements if item.answered})
+        Console(stderr=True, soft_wrap=True).print(
+            f"pinned in {manifest.path}; check again to hold the models to it"
+        )
     if as_json:
         print(json.dumps([as_data(judgement) for judgement in judgements], indent=2))
     else:
-        report(judgements, _output())
-    if not all(judgement.answered for judgement in judgements):
-        raise typer.Exit(CANNOT)
-    raise typer.Exit(HOLDS if all(judgement.good for judgement in judgements) else FOUND)
+        report(judgements, output())
+    raise typer.Exit(status(judgements))
 
 
-def _output() -> Console:
-    """Standard output; a file or a pipe has no width of its own, and gets one that names fit into."""
-    wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(width=150) if wide else Console()
+def status(judgements: Sequence[Judgement]) -> int:
+    """The exit status of a run: what could not be run counts before what was found, and that before no verdict."""
+    unanswered = [judgement for judgement in judgements if not judgement.answered]
+    if any(judgement.result.verdict not in ("timeout", "memory") for judgement in unanswered):
+        return CANNOT
+    if any(judgement.answered and not judgement.good for judgement in judgements):
+        return FOUND
+    return UNDETERMINED if unanswered else HOLDS
 
 
 def select(manifest: Manifest, names: Sequence[str], large: bool) -> list[Model | Mutant]:
@@ -93,23 +90,58 @@ def select(manifest: Manifest, names: Sequence[str], large: bool) -> list[Model 
     return [*models.values(), *mutants]
 
 
+@dataclass
+class _Running:
+    """A run under way: what TLC said last, and what it had said before that."""
+
+    entry: Model | Mutant
+    latest: Progress
+    earlier: Progress
+    shown: float = 0.0
+
+    def tell(self, progress: Progress) -> None:
+        if progress.printed != self.latest.printed:
+            self.earlier = self.latest
+        self.latest = progress
+
+    def __str__(self) -> str:
+        now, before = self.latest, self.earlier
+        line = f"{self.entry.name}: {_span(now.seconds)}"
+        if not now.generated:
+            return f"{line}, TLC has not counted yet (it does after some seconds, then once a minute)"
+        elapsed = max(now.printed - before.printed, 0.001)
+        rate = (now.generated - before.generated) / elapsed
+        line += f", {now.distinct:,} distinct states, {rate:,.0f} generated/s, {now.queue:,} on the queue"
+        found = (now.distinct - before.distinct) / elapsed
+        expected = self.entry.distinct if isinstance(self.entry, Model) else None
+        if expected and found > 0 and expected > now.distinct:
+            left = (expected - now.distinct) / found - (now.seconds - now.printed)
+            line += f", about {_span(max(left, 1.0))} left"
+        return line
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
 def run(
     manifest: Manifest, entries: Sequence[Model | Mutant], *, jobs: int, timeout: float, heap: int, show: bool
 ) -> list[Judgement]:
     """Check all entries, `jobs` at a time, and show on stderr how far they are."""
     stop = threading.Event()
-    running: dict[str, Progress] = {}
+    running: dict[str, _Running] = {}
 
     def one(entry: Model | Mutant) -> Judgement:
         def tell(progress: Progress) -> None:
             if stop.is_set():
                 raise KeyboardInterrupt
-            running[entry.name] = progress
+            running.setdefault(entry.name, _Running(entry, progress, Progress())).tell(progress)
 
         if stop.is_set():
             raise KeyboardInterrupt
         try:
-            return judge(entry, check(entry, manifest=manifest, timeout=timeout, heap=heap, progress=tell))
+            result = checking.check(entry, manifest=manifest, timeout=timeout, heap=heap, progress=tell)
+            return judge(entry, result)
         except ModelError as problem:
             return Judgement(entry, CheckResult("config"), (str(problem),), answered=False)
         finally:
@@ -129,9 +161,10 @@ def run(
 
 
 def _watch(
-    futures: Sequence[Future[Judgement]], running: dict[str, Progress], console: Console, show: bool
+    futures: Sequence[Future[Judgement]], running: dict[str, _Running], console: Console, show: bool
 ) -> None:
     live = Live(console=console, transient=True, auto_refresh=False) if show and console.is_terminal else None
+    began = time.monotonic()
     if live:
         live.start()
     try:
@@ -145,21 +178,21 @@ def _watch(
                     console.print(
                         f"{judgement.entry.name}: {word}, {judgement.result.seconds:.1f} s", markup=False
                     )
+            under_way = list(running.values())
             if live:
-                lines = [f"{len(futures) - len(pending)} of {len(futures)} done"]
-                lines += [_line(name, progress) for name, progress in list(running.items())]
-                live.update(Text("\n".join(lines)), refresh=True)
+                finished = len(futures) - len(pending)
+                head = f"{finished} of {len(futures)} done"
+                if finished and pending:
+                    left = (time.monotonic() - began) / finished * len(pending)
+                    head += f", about {_span(left)} left"
+                live.update(Text("\n  ".join([head, *map(str, under_way)])), refresh=True)
+            for item in under_way if show and not live else ():
+                if item.latest.seconds - item.shown >= REPORT_EVERY:
+                    item.shown = item.latest.seconds
+                    console.print(str(item), markup=False, highlight=False, soft_wrap=True)
     finally:
         if live:
             live.stop()
-
-
-def _line(name: str, progress: Progress) -> str:
-    line = f"  {name}: {progress.seconds:.0f} s"
-    if progress.generated:
-        rate = progress.generated / max(progress.printed, 0.001)
-        line += f", {progress.distinct:,} distinct, {rate:,.0f} generated/s, {progress.queue:,} on the queue"
-    return line
 
 
 def _verdict(judgement: Judgement) -> Text:
