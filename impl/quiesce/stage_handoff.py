@@ -57,7 +57,7 @@ _encode: Callable[[Metadata], bytes] = msgspec.msgpack.Encoder().encode
 _decode: Callable[[bytes], Metadata] = msgspec.msgpack.Decoder(Metadata).decode
 
 
-class Received:
+class ReceivedDict:
     """A dict on its way in. `wait()` orders the current stream behind it and returns it; again, it returns it again."""
 
     def __init__(
@@ -143,7 +143,7 @@ class StageLink:
 
     def irecv_tensor_dict(
         self, into: Mapping[str, torch.Tensor] | None = None, timeout: float | None = None
-    ) -> Received:
+    ) -> ReceivedDict:
         """Receive the next dict: waits for its metadata, posts a receive for each tensor, and returns.
 
         Tensors named in `into` are received there; they are ordered behind the current stream, which may still read
@@ -151,7 +151,7 @@ class StageLink:
         """
         metadata = self._receive_metadata(timeout)
         parts, wholes = self._destinations(metadata, into or {})
-        received = Received(self, metadata, parts, wholes)
+        received = ReceivedDict(self, metadata, parts, wholes)
         if metadata.tensors:
             self._post_receive(received)
         return received
@@ -216,7 +216,7 @@ class StageLink:
 
     # The actions of the specification, in its order.
 
-    @action("ReceiveMetadata", lambda link, result, timeout: {"r": link.rank})
+    @action("ReceiveMetadata", lambda link, result, timeout: {"r": link.rank, "message": result.number})
     def _receive_metadata(self, timeout: float | None) -> Metadata:
         self._usable()
         if self.source is None:
@@ -237,20 +237,20 @@ class StageLink:
         return metadata
 
     @action("PostReceive", lambda link, result, received: {"r": link.rank})
-    def _post_receive(self, received: Received) -> None:
+    def _post_receive(self, received: ReceivedDict) -> None:
         received.handles = [
             self.transport.receive(received.parts[meta.key].view(-1), self._peer(self.source))
             for meta in received.metadata.tensors
         ]
 
     @action("AwaitReceive", lambda link, result, received, timeout: {"r": link.rank})
-    def _await_receive(self, received: Received, timeout: float | None) -> None:
+    def _await_receive(self, received: ReceivedDict, timeout: float | None) -> None:
         for handle in received.handles:
             with self._guarded():
                 handle.wait(self._limit(timeout))
 
     @action("AllGather", lambda link, result, received, timeout: {"r": link.rank})
-    def _all_gather(self, received: Received, timeout: float | None) -> None:
+    def _all_gather(self, received: ReceivedDict, timeout: float | None) -> None:
         gathers = [
             self.transport.gather(received.wholes[meta.key].view(-1), received.parts[meta.key].view(-1))
             for meta in received.metadata.tensors
@@ -276,7 +276,14 @@ class StageLink:
         while self._pending and self._has_arrived(*self._pending[0]):
             self._reap_metadata()
 
-    @action("SendMetadata", lambda link, result, message: {"r": link.rank})
+    @action(
+        "SendMetadata",
+        lambda link, result, message: {
+            "r": link.rank,
+            "message": link._sent - 1,
+            "max_pending": link.max_pending,
+        },
+    )
     def _send_metadata(self, message: bytes) -> Handle:
         # Full: the oldest must have been taken. This blocks only if fewer may be pending than steps are in flight.
         while len(self._pending) >= self.max_pending:

@@ -11,7 +11,7 @@ from model_tests.stage_handoff.pipeline import Shape, faulty
 from quiesce.errors import QuiesceTimeout
 from quiesce.simulated import SimulatedEvent, SimulatedStream
 from quiesce.simulated_transport import SimulatedTransport, TransferHandle
-from quiesce.stage_handoff import Received, StageLink
+from quiesce.stage_handoff import ReceivedDict, StageLink
 from quiesce.transport import Handle
 
 
@@ -92,7 +92,7 @@ class ReceiveReadEarly(StageLink):
 
     reads_early = True
 
-    def _await_receive(self, received: Received, timeout: float | None) -> None:
+    def _await_receive(self, received: ReceivedDict, timeout: float | None) -> None:
         return None
 
 
@@ -111,7 +111,7 @@ class ReceiveUnordered(SimulatedTransport):
 class GatherReadEarly(StageLink):
     """The gather is enqueued, and its handle not waited for."""
 
-    def _all_gather(self, received: Received, timeout: float | None) -> None:
+    def _all_gather(self, received: ReceivedDict, timeout: float | None) -> None:
         for meta in received.metadata.tensors:
             self.transport.gather(received.wholes[meta.key].view(-1), received.parts[meta.key].view(-1))
 

@@ -14,7 +14,7 @@ import torch
 
 from quiesce.simulated import Choose, SimulatedBackend, SimulatedStream, SimulatedWorld
 from quiesce.simulated_transport import SimulatedPeers, SimulatedTransport
-from quiesce.stage_handoff import Received, StageLink
+from quiesce.stage_handoff import ReceivedDict, StageLink
 
 ELEMENTS = 6
 SCHEDULES = {"dev": 300, "ci": 5_000, "nightly": 100_000}[os.environ.get("QUIESCE_PROFILE", "dev")]
@@ -81,7 +81,7 @@ class Rank:
             self.link._parts = 2
         self.inbox = peers.mailbox(peer, number)
         self.step = 1
-        self.received: Received | None = None
+        self.received: ReceivedDict | None = None
         self.outputs: list[torch.Tensor] = []
         self.inputs: dict[str, torch.Tensor] = {}
         self.results: list[int] = []
