@@ -3,7 +3,8 @@
 A method that implements an action of a specification is marked with `@action`. The mark is a plain attribute:
 an unobserved method runs exactly as written. `observe` replaces the marked methods of all loaded protocol modules
 by wrappers for as long as it is active, so that recording, lockstep tests and crash injection all hang on the
-same names, and none of them needs code in the protocols.
+same names, and none of them needs code in the protocols. A class defined while something is being observed is
+observed too, and keeps the wrappers.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def action(name: str, log: Log | None = None) -> Callable[[Method], Method]:
     def mark(method: Method) -> Method:
         method.__quiesce_action__ = (name, log)  # type: ignore[attr-defined]
         _marked.add((method.__module__, method.__qualname__))
-        return method
+        # Its class does not exist yet: what is being observed already must learn of it here.
+        return _wrap(method) if _observers else method  # type: ignore[return-value]
 
     return mark
 
@@ -95,7 +97,7 @@ def _install() -> None:
         owner: Any = sys.modules[module]
         for part in owner_name.split("."):
             owner = getattr(owner, part, None)
-        if isinstance(owner, type):
+        if isinstance(owner, type) and not hasattr(vars(owner)[attribute], "__quiesce_observed__"):
             method = vars(owner)[attribute]
             _originals[owner, attribute] = method
             setattr(owner, attribute, _wrap(method))
@@ -125,4 +127,5 @@ def _wrap(method: Callable[..., Any]) -> Callable[..., Any]:
         tell("end", self, log(self, result, *args, **kwargs) if log else {})
         return result
 
+    observed.__quiesce_observed__ = True  # type: ignore[attr-defined]
     return observed

@@ -70,7 +70,7 @@ class Staged:
                 "the copy into this buffer may still be running; call settle() before you lend it"
             )
         self._buffer = None
-        self._staging.pool.lend(buffer, trackers)
+        self._staging.pool.lend(buffer, list(trackers))
         return buffer
 
     def discard(self) -> None:

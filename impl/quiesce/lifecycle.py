@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from quiesce.errors import NotQuiescent, QuiesceTimeout
@@ -70,6 +70,12 @@ class Loan:
         return f"<Loan of {self.what}: {'done' if self.done else 'in flight'}>"
 
 
+def _remembered(
+    pool: object, result: object, buffer: object, trackers: Sequence[Tracker]
+) -> dict[str, object]:
+    return {"buffer": id(buffer), "asked": [id(tracker) for tracker in trackers]}
+
+
 class BufferPool(Generic[B]):
     """Buffers that are written again and again, each only when its last loan is over.
 
@@ -104,7 +110,7 @@ class BufferPool(Generic[B]):
         """Buffers lent and not yet reusable."""
         return len(self._pending)
 
-    @action("Take", lambda pool, buffer: {"buffer": id(buffer)})
+    @action("Take", lambda pool, buffer: {"buffer": id(buffer), "free_limit": pool.free_limit})
     def take(self) -> B:
         """A buffer that nobody reads: from the free list, else new."""
         if not self._free:
@@ -118,8 +124,8 @@ class BufferPool(Generic[B]):
         if self._has_room(buffer):
             self._keep(buffer)
 
-    @action("Remember", lambda pool, result, buffer, trackers: {"buffer": id(buffer)})
-    def lend(self, buffer: B, trackers: Iterable[Tracker]) -> None:
+    @action("Remember", _remembered)
+    def lend(self, buffer: B, trackers: Sequence[Tracker]) -> None:
         """Let go of a buffer until all trackers are done."""
         self._pending.append((buffer, [tracker for tracker in trackers if not tracker.done]))
 

@@ -95,8 +95,20 @@ def _number(sender: PayloadSender, result: object, message: _Message, *rest: obj
     return {"message": message.number, "buffer": id(message.buffer)}
 
 
+def _encoded(sender: PayloadSender, result: object, message: _Message, *rest: object) -> dict[str, object]:
+    shape = [[memoryview(f.view).nbytes >= COPY_THRESHOLD, f.owner == "caller"] for f in message.frames]
+    return {"message": message.number, "buffer": id(message.buffer), "shape": shape}
+
+
 def _part(sender: PayloadSender, sent: bool, message: _Message) -> dict[str, object]:
-    return {"message": message.number, "part": len(message.trackers), "sent": sent}
+    tracker = message.trackers[-1] if sent else _DONE
+    return {
+        "message": message.number,
+        "part": len(message.trackers),
+        "of": len(message.frames),
+        "sent": sent,
+        "tracker": None if tracker is _DONE else id(tracker),
+    }
 
 
 class PayloadSender:
@@ -207,7 +219,7 @@ class PayloadSender:
         """P7: what the caller has to wait for before it writes its tensors."""
         message.loan.add(tracker, frame.view)
 
-    @action("Encode", _number)
+    @action("Encode", _encoded)
     def _encode(self, message: _Message, obj: object, lend: bool) -> None:
         buffer = message.buffer
         buffer.reclaim()
