@@ -102,12 +102,25 @@ class Inbox:
 
 def descriptor(kind: int, code: int, flags: int, shape: Sequence[int], frame: int, rest: bytes) -> bytes:
     ndim = len(shape)
-    return _WITH_SHAPE[ndim].pack(kind, code, flags, ndim, frame, *shape) + rest
+    head = _WITH_SHAPE[ndim].pack(kind, code, flags, ndim, frame, *shape)
+    return head + rest if rest else head
 
 
 def tensor_parts(tensor: torch.Tensor) -> Parts:
     """Take a tensor apart; one that its bytes cannot bring back is an EncodeError."""
     code = _CODES.get(tensor.dtype)
+    if code is not None and not tensor.__dict__ and _has_names is None and forward_ad._current_level < 0:
+        # The common case, in half the time: numpy refuses whatever the rest of this function is for.
+        raw = _CODECS[code][1]  # type: ignore[index]
+        plain = raw is None or not (tensor.requires_grad or tensor.is_neg() or tensor.is_conj())
+        try:
+            array = (tensor if raw is None else tensor.view(raw)).numpy() if plain else None
+        except (RuntimeError, TypeError, ValueError):
+            array = None
+        if array is not None:
+            reach = tensor.storage_offset() * array.itemsize + array.nbytes
+            if array.flags.c_contiguous and tensor.untyped_storage().nbytes() >= reach:
+                return code, 0, array.shape, b"", array, True
     if (
         code is None
         or tensor.layout is not _strided

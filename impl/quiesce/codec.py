@@ -38,6 +38,7 @@ _MAGIC = b"\xc1QSC"
 _HEADER = struct.Struct("<4sBBHI")
 _LOOKALIKE = 1
 _EXT = 0x51
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 
 
 class Part(NamedTuple):
@@ -146,10 +147,10 @@ class Encoder:
 
     def _hook(self, obj: Any) -> _Ext:
         cls = type(obj)
-        if cls is torch.Tensor or cls is torch.nn.Parameter:
+        if cls is _Tensor or cls is _Parameter:
             kind = arrays.TENSOR
             code, flags, shape, rest, data, aliases = arrays.tensor_parts(obj)
-            if cls is torch.nn.Parameter:
+            if cls is _Parameter:
                 flags |= arrays.PARAMETER
         elif cls is np.ndarray:
             kind = arrays.NDARRAY
