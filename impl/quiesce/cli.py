@@ -13,6 +13,7 @@ def main() -> None:
         from quiesce.bench.command import bench
         from quiesce.console import CANNOT, EXIT_STATUSES, complain, end_on_terminate
         from quiesce.model.command import check
+        from quiesce.model.explain_command import explain
     except ModuleNotFoundError as error:
         print(
             f"quiesce: {error.name} is missing; install the tools with: pip install 'quiesce[model]'",
@@ -29,6 +30,7 @@ def main() -> None:
         pretty_exceptions_enable=False,
     )
     app.command("check")(check)
+    app.command("explain")(explain)
     app.add_typer(bench, name="bench")
     end_on_terminate()
     try:

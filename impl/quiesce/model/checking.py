@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from quiesce.model import tlc
+from quiesce.model import counterexamples, tlc
 from quiesce.model.errors import UnknownName
 from quiesce.model.manifest import DEADLOCK, SMALL, Manifest, Model, Mutant, load
 from quiesce.model.naming import SEARCHED_STATES, named_counterexample, named_coverage
@@ -73,7 +73,9 @@ def check(
     if result.holds:
         return replace(result, coverage=named_coverage(oracle, result.coverage))
     if result.counterexample:
-        return replace(result, counterexample=named_counterexample(oracle, result.counterexample))
+        result = replace(result, counterexample=named_counterexample(oracle, result.counterexample))
+        if isinstance(entry, Mutant) and result.violated == entry.violates:
+            counterexamples.keep(entry, manifest, result)
     return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,6 +18,20 @@ def spec_directory() -> Path:
     raise ModelError(
         f"the specifications are missing: neither {package / 'spec'} nor a source tree's spec/ exists"
     )
+
+
+def source_tree() -> Path | None:
+    """The root of the source tree; None where the package is installed without one."""
+    root = Path(__file__).resolve().parents[3]
+    return root if spec_directory() == root / "spec" else None
+
+
+def cache_directory() -> Path:
+    """Where answers that can be had again are kept: `.quiesce` in the source tree, else the user's cache."""
+    tree = source_tree()
+    if tree is not None:
+        return tree / ".quiesce"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quiesce"
 
 
 def java() -> Path:
