@@ -83,14 +83,26 @@ class Next:
         self.definitions: dict[str, Definition] = {}
         self._define(*self._start, seen=())
         self._parts = list(self._walk(*self._start, None))
+        self._by_name: dict[str, list[Instance | Lazy]] = {}
 
-    def instances(self, state: Any) -> Iterator[Instance]:
-        """All instances of all actions in a state of TLC's, enabled or not, in the order of the formula."""
-        for part in self._parts:
+    def instances(self, state: Any, name: str | None = None) -> Iterator[Instance]:
+        """All instances of all actions, or of one, in a state of TLC's, enabled or not, in the order of the formula."""
+        for part in self._parts if name is None else self._named(name):
             if isinstance(part, Lazy):
-                yield from self._walk(part.node, part.scope, state)  # type: ignore[misc]
+                yield from (
+                    found
+                    for found in self._walk(part.node, part.scope, state)
+                    if isinstance(found, Instance) and name in (None, found.name)
+                )
             else:
                 yield part
+
+    def _named(self, name: str) -> list[Instance | Lazy]:
+        if name not in self._by_name:
+            self._by_name[name] = [
+                part for part in self._parts if isinstance(part, Lazy) or part.name == name
+            ]
+        return self._by_name[name]
 
     def resolve(self, node: Any, context: Any) -> tuple[int, Any]:
         """An application's operator: its opcode if TLC has it built in, else 0 and what it is bound to."""

@@ -163,6 +163,23 @@ class Oracle:
             raise self.why_disabled(state, action, **parameters)
         return tuple(dict.fromkeys(found))
 
+    def steps(self, state: Mapping[str, Any], action: str, **parameters: Any) -> tuple[Step, ...]:
+        """All steps of one action from `state`; parameters left out may have any value.
+
+        The others are not evaluated, which is quicker than `successors` where few are wanted, and nothing is kept.
+        """
+        self._known(action, parameters)
+        wanted = {name: freeze(value) for name, value in parameters.items()}
+        with self._evaluating(f"the steps of {action}"):
+            before = self._bridge.java_state(self._bridge.checked(state))
+            steps = (
+                step
+                for instance in self._next.instances(before, action)
+                if all(instance.parameters.get(name) == value for name, value in wanted.items())
+                for step in self._take(instance, before)
+            )
+            return tuple(dict.fromkeys(steps))
+
     def enabled(self, state: Mapping[str, Any]) -> tuple[str, ...]:
         """The actions that can be taken in `state`, with their parameters, as "Send(p = p1, q = p2)"."""
         return tuple(dict.fromkeys(label(step.action, step.parameters) for step in self.successors(state)))
@@ -204,7 +221,12 @@ class Oracle:
             java = self._empty if state is None else self._bridge.java_state(self._bridge.checked(state))
             for constant in self._root.getConstantDecls():
                 if str(constant.getName()) == name and not arguments:
-                    return self._bridge.value(self._tool.lookup(constant))
+                    known = self._tool.lookup(constant)
+                    if self._bridge.is_value(known):
+                        return self._bridge.value(known)
+                    # The configuration puts a definition in its place.
+                    value = self._tool.eval(known.getBody(), self._context, java, self._empty, CLEAR)
+                    return self._bridge.value(value)
             operator = self._root.getOpDef(name)
             if operator is None:
                 known = [str(definition.getName()) for definition in self._root.getOpDefs()]
