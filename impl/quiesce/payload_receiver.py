@@ -13,6 +13,7 @@ from quiesce.codec import Decoder, is_abort
 from quiesce.errors import Closed, QuiesceTimeout
 from quiesce.lifecycle import seconds
 from quiesce.payload_reuse import TIMEOUT, translating
+from quiesce.turns import Turns
 
 T = TypeVar("T")
 
@@ -38,6 +39,7 @@ class _Receiver(Generic[T]):
             raise ValueError(f"prefix is {prefix}; it is the number of frames in front of a message")
         self._socket = socket
         self._plain = plain
+        self._turns = Turns("this receiver")
         self._decoder: Decoder[Any] = decoder or Decoder()
         self._prefix = prefix
         self.aborted = 0
@@ -45,6 +47,7 @@ class _Receiver(Generic[T]):
 
     def _take(self) -> Received[T] | None:
         """The next message if there is one: taken as a whole or not at all, whatever interrupts it."""
+        self._turns.check_process()
         while True:
             frames: list[zmq.Frame] = []
             try:
@@ -69,13 +72,17 @@ class _Receiver(Generic[T]):
             value, shared = self._decoder.decode_with_report(body)
             return Received(value, tuple(f.bytes for f in prefix), bool(shared) and _is_inproc(body[0]))
 
+    def _nothing_came(self, timeout: float) -> QuiesceTimeout:
+        where = self._plain.getsockopt_string(zmq.LAST_ENDPOINT)
+        return QuiesceTimeout(f"no message came from {where} within {timeout} s; call again to go on waiting")
+
     def close(self) -> None:
         """Close the socket. Messages already received stay valid."""
         self._socket.close(linger=0)
 
 
 class PayloadReceiver(_Receiver[T]):
-    """Receives what a `PayloadSender` sent, on a ZMQ socket of any type; for one thread at a time.
+    """Receives what a `PayloadSender` sent, on a ZMQ socket of any type. Calls of several threads take turns.
 
     `decoder` says which type to build and whether tensors may share memory with the frames; `prefix` is how many frames
     stand in front of each message (1 on a ROUTER socket, whose first frame is the routing id).
@@ -94,13 +101,16 @@ class PayloadReceiver(_Receiver[T]):
         Raises DecodeError for a message that is not one of this library's, or is inconsistent; it is gone then, and the
         next call returns the next message. Raises Closed.
         """
+        return self._turns.take(timeout, lambda: self._receive_now(timeout))
+
+    def _receive_now(self, timeout: float) -> Received[T]:
         deadline = time.monotonic() + seconds(timeout)
         while (received := self._take()) is None:
             left = deadline - time.monotonic()
             with translating("nothing was received"):
                 ready = left > 0 and self._socket.poll(max(1, int(left * 1000)))
             if not ready:
-                raise QuiesceTimeout(f"no message came within {timeout} s; call again to go on waiting")
+                raise self._nothing_came(timeout)
         return received
 
     def __enter__(self) -> PayloadReceiver[T]:
@@ -129,7 +139,7 @@ class AsyncPayloadReceiver(_Receiver[T]):
             with translating("nothing was received"):
                 ready = left > 0 and await self._events.poll(max(1, int(left * 1000)))
             if not ready:
-                raise QuiesceTimeout(f"no message came within {timeout} s; call again to go on waiting")
+                raise self._nothing_came(timeout)
         return received
 
     async def __aenter__(self) -> AsyncPayloadReceiver[T]:

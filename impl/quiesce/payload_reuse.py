@@ -5,13 +5,11 @@ Methods marked as actions stand in the order of the specification, and the comme
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple
@@ -20,15 +18,17 @@ import zmq
 import zmq.asyncio
 
 from quiesce.codec import ABORT, Buffer, Encoder
-from quiesce.errors import Closed, NotQuiescent, PeerDied, QuiesceError, QuiesceTimeout, WrongProcess
+from quiesce.errors import Closed, NotQuiescent, PeerDied, QuiesceTimeout
 from quiesce.events import action
-from quiesce.lifecycle import FREE_LIMIT, BufferPool, Loan, Tracker, seconds
+from quiesce.lifecycle import FREE_LIMIT, BufferPool, Loan, Tracker
+from quiesce.turns import Turns
 
 COPY_THRESHOLD = 65_536
 """Bytes from which a frame is sent without copying; below, libzmq's copy is cheaper than a tracker."""
 TIMEOUT = 10.0
 """Seconds that sending and receiving wait unless told otherwise."""
 _LOANS_LOOKED_AT = 4  # a message: enough to keep up, and flat in the number open
+_SHORTEST_NAP, _LONGEST_NAP = 50e-6, 10e-3  # seconds between two tries at a peer that has no room
 _ALIGNMENT = 64  # bytes between the starts of tensors copied into a buffer
 
 
@@ -129,9 +129,7 @@ class PayloadSender:
             raise ValueError("REQ and REP sockets cannot end a message that was cut; use DEALER and ROUTER")
         self._socket = socket
         self._encoder = encoder or Encoder()
-        self._lock = threading.Lock()
-        self._inside: int | None = None
-        self._pid = os.getpid()
+        self._turns = Turns("this sender")
         self._closed = False
         self._number = 0
         self._loans: deque[Loan] = deque()
@@ -160,59 +158,41 @@ class PayloadSender:
         """The loans that are not done, those of messages that failed halfway included."""
         return tuple(loan for loan in tuple(self._loans) if not loan.done)
 
-    @contextmanager
-    def _turn(self, timeout: float) -> Iterator[None]:
-        """One call at a time. The process is checked first: after a fork nobody may be left to release the lock."""
-        self._check_process()
-        if self._inside == threading.get_ident():
-            raise QuiesceError(
-                "this sender is in the middle of a call of this thread, which a signal handler or finalizer "
-                "interrupted; use another sender there"
-            )
-        if not self._lock.acquire(timeout=seconds(timeout)):
-            raise QuiesceTimeout(
-                f"another thread has used this sender for {timeout} s; nothing was sent, try again"
-            )
-        try:
-            self._inside = threading.get_ident()
-            yield
-        finally:
-            self._inside = None
-            self._lock.release()
-
     def _transmit(self, obj: object, lend: bool, timeout: float, prefix: Sequence[bytes]) -> _Message:
         heading = [_Frame(memoryview(frame).cast("B"), "frame") for frame in prefix]
-        with self._turn(timeout):
-            self._check()
-            self.pool.settle()
-            for _ in range(min(_LOANS_LOOKED_AT, len(self._loans))):
-                if not self._loans[0].done:
-                    self._loans.rotate(-1)
-                else:
-                    self._loans.popleft()
-            self._number += 1
-            message = _Message(self._number, self.pool.take())
-            if lend:
-                message.loan = Loan(f"message {message.number}", self.touch)
-                # Before the first part goes out: whatever exception comes, the caller can find it.
-                self._loans.append(message.loan)
-            try:
-                self._encode(message, obj, lend)
-                message.frames[:0] = heading
-                self._send_parts(message, timeout)
-            except BaseException as error:
-                # A traceback keeps the frames it passed alive, and with them what we want to see settled.
-                traceback.clear_frames(error.__traceback__)
-                if not message.begun:
-                    message.loan.clear()
-                    message.buffer.reclaim()
-                    self.pool.give_back(message.buffer)
-                else:
-                    self._abort(message)
-                raise
-            finally:
-                if message.begun:
-                    self.pool.lend(message.buffer, self._asked(message))
+        return self._turns.take(timeout, lambda: self._transmit_now(obj, lend, timeout, heading))
+
+    def _transmit_now(self, obj: object, lend: bool, timeout: float, heading: list[_Frame]) -> _Message:
+        self._check()
+        self.pool.settle()
+        for _ in range(min(_LOANS_LOOKED_AT, len(self._loans))):
+            if not self._loans[0].done:
+                self._loans.rotate(-1)
+            else:
+                self._loans.popleft()
+        self._number += 1
+        message = _Message(self._number, self.pool.take())
+        if lend:
+            message.loan = Loan(f"message {message.number}", self.touch)
+            # Before the first part goes out: whatever exception comes, the caller can find it.
+            self._loans.append(message.loan)
+        try:
+            self._encode(message, obj, lend)
+            message.frames[:0] = heading
+            self._send_parts(message, timeout)
+        except BaseException as error:
+            # A traceback keeps the frames it passed alive, and with them what we want to see settled.
+            traceback.clear_frames(error.__traceback__)
+            if not message.begun:
+                message.loan.clear()
+                message.buffer.reclaim()
+                self.pool.give_back(message.buffer)
+            else:
+                self._abort(message)
+            raise
+        finally:
+            if message.begun:
+                self.pool.lend(message.buffer, self._asked(message))
         return message
 
     def _owe(self, message: _Message, tracker: Tracker, frame: _Frame) -> None:
@@ -245,12 +225,16 @@ class PayloadSender:
 
     def _send_parts(self, message: _Message, timeout: float) -> None:
         deadline = time.monotonic() + timeout
+        nap = _SHORTEST_NAP
         while not self._send_part(message):
             left = deadline - time.monotonic()
             with translating(f"message {message.number} was not sent"):
                 room = left > 0 and self._socket.poll(max(1, int(left * 1000)), zmq.POLLOUT)
             if not room:
                 self._send_times_out(message, timeout)
+            # A ROUTER socket says that there is room if any of its peers has some.
+            time.sleep(min(nap, left))
+            nap = min(2 * nap, _LONGEST_NAP)
         while len(message.trackers) < len(message.frames):
             if not self._send_part(message):
                 self._part_refused(message)
@@ -332,20 +316,20 @@ class PayloadSender:
 
     def settle(self) -> int:
         """P5: recycle every buffer that nobody reads any more, and return how many were."""
-        with self._turn(TIMEOUT):
+
+        def look_at_all() -> int:
             self._check()
             self._look()
             return self.pool.settle(self.pool.pending)
 
+        return self._turns.take(TIMEOUT, look_at_all)
+
     def touch(self) -> None:
         """Let the socket notice that a peer died. While another call uses the socket, that call does."""
-        self._check_process()
-        if self._lock.acquire(blocking=False):
-            try:
-                if not self._closed:
-                    self._look()
-            finally:
-                self._lock.release()
+        self._turns.check_process()
+        if not self._turns.mine:
+            with suppress(QuiesceTimeout):
+                self._turns.take(0.0, lambda: None if self._closed else self._look())
 
     @action("Touch")
     def _look(self) -> None:
@@ -364,30 +348,26 @@ class PayloadSender:
         Raises NotQuiescent if memory is still read then, which a receiver in this process (inproc) can cause; closing
         again goes on waiting.
         """
-        with self._turn(timeout):
-            if not self._closed:
-                self._close(timeout)
-                self._closed = True
-            # A moment longer than the linger period, in which libzmq lets go of what it could not send.
-            deadline = time.monotonic() + timeout + 1.0
-            held = []
-            try:
-                self.pool.close(timeout + 1.0)
-            except NotQuiescent as error:
-                held.append(str(error))
-            for loan in self.loans:
-                try:
-                    loan.wait(max(0.0, deadline - time.monotonic()))
-                except QuiesceTimeout as error:
-                    held.append(str(error))
-            if held:
-                raise NotQuiescent("; ".join(held))
+        self._turns.take(timeout, lambda: self._close_now(timeout))
 
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise WrongProcess(
-                f"this sender was made in process {self._pid}; make one with a socket of its own after the fork"
-            )
+    def _close_now(self, timeout: float) -> None:
+        if not self._closed:
+            self._close(timeout)
+            self._closed = True
+        # A moment longer than the linger period, in which libzmq lets go of what it could not send.
+        deadline = time.monotonic() + timeout + 1.0
+        held = []
+        try:
+            self.pool.close(timeout + 1.0)
+        except NotQuiescent as error:
+            held.append(str(error))
+        for loan in self.loans:
+            try:
+                loan.wait(max(0.0, deadline - time.monotonic()))
+            except QuiesceTimeout as error:
+                held.append(str(error))
+        if held:
+            raise NotQuiescent("; ".join(held))
 
     def _check(self) -> None:
         if self._closed:

@@ -1,0 +1,58 @@
+"""Who may use an object: the process that made it, one call at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from quiesce.errors import QuiesceError, QuiesceTimeout, WrongProcess
+from quiesce.lifecycle import seconds
+
+R = TypeVar("R")
+
+
+class Turns:
+    """Calls of several threads, taken one after the other, in the process that made the object, `what` in errors."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self._pid = os.getpid()
+        # Re-entrant because such a lock knows its owner; a second entry is refused.
+        self._lock = threading.RLock()
+
+    def check_process(self) -> None:
+        """WrongProcess after a fork, where sockets and trackers are of no use and locks may stay taken for ever."""
+        if os.getpid() != self._pid:
+            raise WrongProcess(
+                f"{self.what} was made in process {self._pid}; after a fork, make one of your own"
+            )
+
+    @property
+    def mine(self) -> bool:
+        """Whether this thread is in the middle of a call."""
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]
+
+    def take(self, timeout: float, call: Callable[[], R]) -> R:
+        """`call()` in a turn of its own. QuiesceTimeout if others do not end theirs within `timeout` seconds.
+
+        WrongProcess; QuiesceError in a signal handler or finalizer that interrupted a turn of its own thread.
+        """
+        self.check_process()
+        if self.mine:
+            raise QuiesceError(
+                f"{self.what} is in the middle of a call of this thread, which a signal handler or finalizer "
+                "interrupted; use another one there"
+            )
+        try:
+            # In here, so that no exception can come between the acquiring and the releasing.
+            if not self._lock.acquire(timeout=min(seconds(timeout), threading.TIMEOUT_MAX)):
+                raise QuiesceTimeout(
+                    f"another thread has used {self.what} for {timeout} s; nothing was done, try again"
+                )
+            return call()
+        finally:
+            with contextlib.suppress(RuntimeError):  # it is another thread's
+                self._lock.release()
