@@ -24,7 +24,8 @@ class Stream(Protocol):
     name: str
     number: int
 
-    def behind(self) -> int: ...
+    def behind(self) -> int:
+        """How many items have been enqueued so far."""
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,7 @@ class Inbox:
         self.aliased: list[int] = []
 
     def take(self, index: int, nbytes: int) -> memoryview:
+        """The frame of that index, which must be the next one and have that many bytes; else DecodeError."""
         if index != self.next or index >= len(self.frames):
             raise DecodeError(
                 f"an array names frame {index}, due is {self.next} of {len(self.frames)} frames"
@@ -95,12 +96,14 @@ class Inbox:
         return view
 
     def spend(self, nbytes: int) -> None:
+        """Take so many bytes off what the message may allocate; DecodeError once that is used up."""
         self.budget -= nbytes
         if self.budget < 0:
             raise DecodeError(f"the message asks for more memory than the limit of {self.limit} bytes")
 
 
 def descriptor(kind: int, code: int, flags: int, shape: Sequence[int], frame: int, rest: bytes) -> bytes:
+    """The bytes that stand for an array in the payload; `frame` 0 means that its data follow."""
     ndim = len(shape)
     head = _WITH_SHAPE[ndim].pack(kind, code, flags, ndim, frame, *shape)
     return head + rest if rest else head

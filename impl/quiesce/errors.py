@@ -8,7 +8,10 @@ class QuiesceError(Exception):
 
 
 class QuiesceTimeout(QuiesceError, TimeoutError):
-    """A bounded wait ran out; nothing was lost and the call may be repeated."""
+    """A bounded wait ran out. Nothing was sent or received, and the call may be repeated.
+
+    Except on a stage link: its transport has given a message up, and the link ends with it.
+    """
 
 
 class Closed(QuiesceError):
@@ -28,7 +31,7 @@ class DecodeError(QuiesceError, ValueError):
 
 
 class PeerDied(QuiesceError):
-    """A process on the other side is gone; the message names it and the step."""
+    """The other side is gone. The message names it, as far as it is known: a rank, a process, an endpoint."""
 
 
 class WrongProcess(QuiesceError):

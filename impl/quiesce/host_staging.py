@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from quiesce.borrowing import Counters, age
 from quiesce.errors import Closed, NotQuiescent, QuiesceError, QuiesceTimeout
 from quiesce.events import action
 from quiesce.lifecycle import BufferPool, Tracker
@@ -36,6 +37,7 @@ class CopyTracker:
 
     @property
     def done(self) -> bool:
+        """Whether the copy has finished."""
         return self._backend.query(self._event)
 
 
@@ -97,10 +99,13 @@ class HostStaging:
         self.limit = limit
         self.stream = backend.stream("copy")
         self.pool: BufferPool[torch.Tensor] = BufferPool(
-            self._new, free_limit=limit, free_bytes=nbytes * limit, size=torch.Tensor.numel
+            lambda: backend.pinned(nbytes),
+            free_limit=limit,
+            free_bytes=nbytes * limit,
+            size=torch.Tensor.numel,
         )
-        self.made = 0
         self._closed = False
+        self._staged = self._waits = 0
 
     @action("Stage", lambda staging, result, tensor, timeout=TIMEOUT: {"p": id(result._buffer)})
     def stage(self, tensor: torch.Tensor, timeout: float = TIMEOUT) -> Staged:
@@ -134,16 +139,39 @@ class HostStaging:
         self._closed = True
         self.pool.close(timeout)
 
-    def _new(self) -> torch.Tensor:
-        self.made += 1
-        return self.backend.pinned(self.nbytes)
+    @property
+    def made(self) -> int:
+        """Pinned buffers made so far."""
+        return self.pool.made
+
+    def counters(self) -> Counters:
+        """What is lent now; a fallback is a buffer that had to be made, a wait one for a buffer to come back."""
+        since = self.pool.since
+        return Counters(
+            in_flight=self.pool.pending,
+            oldest_s=age(since),
+            holder="" if since is None else "whoever it was lent to",
+            messages=self._staged,
+            fallbacks=self.made,
+            waits=self._waits,
+        )
+
+    def __enter__(self) -> HostStaging:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def _take(self, timeout: float) -> torch.Tensor:
         deadline = time.monotonic() + timeout
+        waited = False
         while True:
             self.pool.settle(self.limit)
             if self.pool.free or self.made < self.limit:
+                self._staged += 1
                 return self.pool.take()
+            self._waits += not waited
+            waited = True
             if time.monotonic() > deadline:
                 raise QuiesceTimeout(
                     f"all {self.limit} pinned buffers are staged or being read; settle and lend them, or raise limit"

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
+from quiesce.borrowing import Borrowing
 from quiesce.errors import NotQuiescent, QuiesceTimeout
 from quiesce.events import action
 
@@ -29,7 +30,8 @@ class Tracker(Protocol):
     """Tells when one reader let go; `zmq.MessageTracker` and an event on a stream are trackers."""
 
     @property
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """Whether that reader reads no more; once True, it stays so."""
 
 
 class Loan:
@@ -43,6 +45,7 @@ class Loan:
         self.what = what
         self._lent: list[tuple[Tracker, object]] = []
         self._touch = touch
+        self._borrowing = Borrowing()
 
     def add(self, tracker: Tracker, memory: object) -> None:
         """One more reader of the lent memory, and what keeps that alive."""
@@ -56,7 +59,14 @@ class Loan:
     def done(self) -> bool:
         """Whether nobody reads the lent memory any more."""
         self._lent = [entry for entry in self._lent if not entry[0].done]
+        if self._lent:
+            self._borrowing.look(self.what)
         return not self._lent
+
+    @property
+    def since(self) -> float:
+        """When it was lent, as `time.monotonic()` counts."""
+        return self._borrowing.since
 
     def wait(self, timeout: float) -> None:
         """Return when the memory may be written; QuiesceTimeout after `timeout` seconds."""
@@ -98,7 +108,9 @@ class BufferPool(Generic[B]):
         self.free_bytes = free_bytes
         self._free: list[B] = []
         self._bytes = 0
-        self._pending: deque[tuple[B, Sequence[Tracker]]] = deque()
+        self._pending: deque[tuple[B, Sequence[Tracker], Borrowing]] = deque()
+        self.made = 0
+        """Buffers made so far, because none was free."""
 
     @property
     def free(self) -> int:
@@ -110,10 +122,16 @@ class BufferPool(Generic[B]):
         """Buffers lent and not yet reusable."""
         return len(self._pending)
 
+    @property
+    def since(self) -> float | None:
+        """When the oldest pending buffer was lent, as `time.monotonic()` counts; None if none is."""
+        return min((borrowing.since for _, _, borrowing in tuple(self._pending)), default=None)
+
     @action("Take", lambda pool, buffer: {"buffer": id(buffer), "free_limit": pool.free_limit})
     def take(self) -> B:
         """A buffer that nobody reads: from the free list, else new."""
         if not self._free:
+            self.made += 1
             return self._new()
         buffer = self._free.pop()
         self._bytes -= self._size(buffer)
@@ -127,19 +145,20 @@ class BufferPool(Generic[B]):
     @action("Remember", _remembered)
     def lend(self, buffer: B, trackers: Sequence[Tracker]) -> None:
         """Let go of a buffer until all trackers are done."""
-        self._pending.append((buffer, [tracker for tracker in trackers if not tracker.done]))
+        self._pending.append((buffer, [tracker for tracker in trackers if not tracker.done], Borrowing()))
 
     def settle(self, looks: int = _LOOKS) -> int:
         """Recycle what is settled among the `looks` buffers longest not looked at; return how many were."""
         settled = 0
         for _ in range(min(looks, len(self._pending))):
-            buffer, trackers = self._pending.popleft()
+            buffer, trackers, borrowing = self._pending.popleft()
             if self._settled(trackers):
                 recycle = self._recycle if self._has_room(buffer) else self._drop_surplus
                 recycle(buffer)
                 settled += 1
             else:
-                self._pending.append((buffer, trackers))
+                self._pending.append((buffer, trackers, borrowing))
+                borrowing.look("a reused buffer")
         return settled
 
     def _settled(self, trackers: Sequence[Tracker]) -> bool:

@@ -43,6 +43,7 @@ class MessageHandle:
 
     @property
     def received(self) -> bool:
+        """Whether the receiver has taken it."""
         return self._mailbox.taken >= self._number
 
     def wait(self, timeout: float) -> None:
@@ -64,9 +65,11 @@ class TransferHandle:
 
     @property
     def received(self) -> bool:
+        """With "gloo", whether the point is reached; with "nccl" never."""
         return self._blocks_host and self.event.reached
 
     def wait(self, timeout: float) -> None:
+        """Order the current stream behind the point ("nccl"), or let streams run until it is reached ("gloo")."""
         if self._tensor is not None:
             if self._blocks_host:
                 self.backend.synchronize(self.event, timeout)
@@ -89,6 +92,7 @@ class SimulatedTransport:
 
     @property
     def rank(self) -> int:
+        """The rank of this end."""
         return self._rank
 
     def stream(self, name: str) -> SimulatedStream:
@@ -98,12 +102,14 @@ class SimulatedTransport:
         return self._streams[name]
 
     def send_message(self, message: bytes, to: int) -> MessageHandle:
+        """Put metadata into the mailbox of rank `to`."""
         mailbox = self.peers.mailbox(self.rank, to)
         mailbox.messages.append(message)
         mailbox.sent += 1
         return MessageHandle(mailbox, mailbox.sent, self.backend)
 
     def receive_message(self, source: int, timeout: float) -> bytes:
+        """Take metadata from `source`. `QuiesceTimeout` at once if there is none."""
         mailbox = self.peers.mailbox(source, self.rank)
         if not mailbox.messages:
             raise QuiesceTimeout(f"rank {source} has sent no metadata, and cannot while this host waits")
@@ -111,9 +117,11 @@ class SimulatedTransport:
         return mailbox.messages.popleft()
 
     def send(self, tensor: torch.Tensor, to: int) -> TransferHandle:
+        """Enqueue a send on the stream "out `to`"."""
         return self._transfer("send", tensor, (self.rank, to), self.stream(f"out {to}"))
 
     def receive(self, tensor: torch.Tensor, source: int) -> TransferHandle:
+        """Enqueue a receive on the stream "in `source`"."""
         stream = self.stream(f"in {source}")
         self.backend.world.receivers[source, self.rank] = stream
         return self._transfer("recv", tensor, (source, self.rank), stream)

@@ -79,48 +79,62 @@ class CpuBackend:
     """The CPU: work has run when the call returns, so that every event is reached and every wait is over."""
 
     def stream(self, name: str) -> None:
+        """None: there is one stream, the host itself."""
         return None
 
     def current(self) -> None:
+        """None, as `stream`."""
         return None
 
     @contextmanager
     def using(self, stream: None) -> Iterator[None]:
+        """Changes nothing."""
         yield
 
     def launch(
         self, kernel: Kernel, reads: Sequence[torch.Tensor] = (), writes: Sequence[torch.Tensor] = ()
     ) -> None:
+        """Run `kernel(*reads, *writes)` now."""
         kernel(*reads, *writes)
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy now."""
         destination.copy_(source)
 
     def record(self, event: None = None) -> None:
+        """None: everything before it has run."""
         return None
 
     def wait(self, event: None) -> None:
+        """Returns at once."""
         return None
 
     def query(self, event: None) -> bool:
+        """True."""
         return True
 
     def synchronize(self, event: None, timeout: float) -> None:
+        """Returns at once."""
         return None
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Host memory, not initialised; `shape` in elements."""
         return torch.empty(tuple(shape), dtype=dtype)
 
     def record_stream(self, tensor: torch.Tensor) -> None:
+        """Nothing to record: no work is under way."""
         return None
 
     def pinned(self, nbytes: int) -> torch.Tensor:
+        """Host memory of `nbytes` bytes (uint8, one dimension), not initialised."""
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def host_access(self, tensor: torch.Tensor, writes: bool = False) -> None:
+        """Always right."""
         return None
 
     def capturing(self) -> bool:
+        """False: there are no graphs."""
         return False
 
 
@@ -135,34 +149,43 @@ class CudaBackend:
         )
 
     def stream(self, name: str) -> torch.cuda.Stream:
+        """A new stream of the device; CUDA does not keep the name."""
         return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def current(self) -> torch.cuda.Stream:
+        """The device's current stream in this thread."""
         return torch.cuda.current_stream(self.device)
 
     def using(self, stream: torch.cuda.Stream) -> AbstractContextManager[None]:
+        """Make `stream` current for the length of a with-block."""
         return torch.cuda.stream(stream)
 
     def launch(
         self, kernel: Kernel, reads: Sequence[torch.Tensor] = (), writes: Sequence[torch.Tensor] = ()
     ) -> None:
+        """Call `kernel(*reads, *writes)`, which enqueues on the current stream."""
         kernel(*reads, *writes)
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        """Enqueue a copy; with pinned memory on the host side it has not happened when this returns."""
         destination.copy_(source, non_blocking=True)
 
     def record(self, event: torch.cuda.Event | None = None) -> torch.cuda.Event:
+        """Record an event on the current stream: `event`, or a new one."""
         event = event or torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self.current())
         return event
 
     def wait(self, event: torch.cuda.Event) -> None:
+        """Hold the current stream back until the point that `event` has captured now."""
         self.current().wait_event(event)
 
     def query(self, event: torch.cuda.Event) -> bool:
+        """Whether the device has passed the event."""
         return bool(event.query())  # type: ignore[no-untyped-call]
 
     def synchronize(self, event: torch.cuda.Event, timeout: float) -> None:
+        """Poll the event until it is reached; `QuiesceTimeout` after `timeout` seconds."""
         # Event.synchronize() cannot be bounded.
         deadline, pause = time.monotonic() + timeout, POLL
         while not self.query(event):
@@ -174,18 +197,23 @@ class CudaBackend:
             pause = min(2 * pause, 1e-3)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Device memory from the caching allocator, on the current stream; `shape` in elements."""
         return torch.empty(tuple(shape), dtype=dtype, device=self.device)
 
     def record_stream(self, tensor: torch.Tensor) -> None:
+        """Tell the allocator that the current stream uses `tensor`."""
         tensor.record_stream(self.current())
 
     def pinned(self, nbytes: int) -> torch.Tensor:
+        """Page-locked host memory of `nbytes` bytes (uint8, one dimension)."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def host_access(self, tensor: torch.Tensor, writes: bool = False) -> None:
+        """Not checked on a device; the simulated backend checks it."""
         return None
 
     def capturing(self) -> bool:
+        """Whether the current stream is being captured into a graph."""
         return torch.cuda.is_current_stream_capturing()
 
 

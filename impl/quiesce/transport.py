@@ -72,10 +72,16 @@ class TorchHandle:
 
     @property
     def received(self) -> bool:
+        """Over gloo, whether it was waited for; with NCCL never, since a send may end in a buffer."""
         # A send of NCCL may end in a buffer of the peer; one of gloo ends when the peer has received.
         return self._blocks_host and not self._works and self._error is None
 
     def wait(self, timeout: float) -> None:
+        """Wait for every work: on the host over gloo, by ordering the current stream with NCCL.
+
+        `QuiesceTimeout` after `timeout` seconds (gloo alone can be bounded), `PeerDied` if the connection is gone; the
+        same error again, if asked again.
+        """
         if self._error:
             # Anew, for an error that is kept would keep the frames of its traceback alive.
             raise type(self._error)(*self._error.args)
@@ -133,9 +139,11 @@ class TorchTransport:
 
     @property
     def rank(self) -> int:
+        """The rank of this process in the default group."""
         return dist.get_rank()
 
     def send_message(self, message: bytes, to: int) -> TorchHandle:
+        """Send the size and the bytes; both are owned by the handle. `PeerDied` if the connection is gone."""
         # The receiver must know the size: gloo aborts a receive into a buffer that is too small.
         size = torch.frombuffer(bytearray(struct.pack("<q", len(message))), dtype=torch.uint8)
         body = torch.frombuffer(bytearray(message), dtype=torch.uint8)
@@ -145,6 +153,10 @@ class TorchTransport:
         return TorchHandle(works, (size, body), True, what)
 
     def receive_message(self, source: int, timeout: float) -> bytes:
+        """The next metadata message from `source`.
+
+        Raises `QuiesceTimeout` after `timeout` seconds, `PeerDied`, and `DecodeError` for what is no stage link's.
+        """
         deadline = time.monotonic() + timeout
         header = self._receive_bytes(8, source, deadline)
         (size,) = struct.unpack("<q", header)
@@ -164,18 +176,21 @@ class TorchTransport:
         return bytes(buffer)
 
     def send(self, tensor: torch.Tensor, to: int) -> TorchHandle:
+        """Send the bytes of a contiguous tensor of one dimension. `PeerDied` if the connection is gone."""
         what = f"a tensor from rank {self.rank} to rank {to}"
         with _explained(what):
             work = dist.isend(tensor.view(torch.uint8), to, group=self._device_group, tag=TENSOR_TAG)
         return TorchHandle([work], [tensor], self._blocks_host, what)
 
     def receive(self, tensor: torch.Tensor, source: int) -> TorchHandle:
+        """Receive into a contiguous tensor of one dimension. `PeerDied` if the connection is gone."""
         what = f"a tensor from rank {source} to rank {self.rank}"
         with _explained(what):
             work = dist.irecv(tensor.view(torch.uint8), source, group=self._device_group, tag=TENSOR_TAG)
         return TorchHandle([work], [tensor], self._blocks_host, what)
 
     def gather(self, whole: torch.Tensor, part: torch.Tensor) -> TorchHandle:
+        """Gather the parts of all ranks of `gather_group` into `whole`; `part` is one of equal size (elements)."""
         parts = dist.get_world_size(self._gather_group)
         work = dist.all_gather(
             list(whole.view(torch.uint8).view(parts, -1)),

@@ -66,7 +66,7 @@ CODE = {
     "refused_parts_kept": "payload_reuse PayloadSender._part_refused: self._forget(message)",
     "resent_when_complete": _ABORT,
     "timeout_ignored": "payload_reuse PayloadSender._send_times_out: raise QuiesceTimeout(",
-    "recycled_twice": "lifecycle BufferPool.settle: buffer, trackers = self._pending.popleft()",
+    "recycled_twice": "lifecycle BufferPool.settle: = self._pending.popleft()",
     "pending_forgotten": _SETTLED,
     "failed_send_forgotten": _LENT,
     "failed_send_leaked": _LENT,
