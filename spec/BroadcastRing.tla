@@ -24,7 +24,9 @@
 (*       semaphore), so that no post is slept through.                     *)
 (*                                                                         *)
 (* Remote readers have no shared memory: every message is a body for them, *)
-(* and what they have received comes back as their cursor.                 *)
+(* and what they have received comes back as their cursor, and their only  *)
+(* notice is their goodbye. When the writer is killed, bodies that are     *)
+(* still in its process are lost, the last ones first.                     *)
 (*                                                                         *)
 (* Modelled: copying and leasing readers, leases with several views, writer   *)
 (* loans, bodies, late readers, readers that leave, a process that is being *)
@@ -32,8 +34,11 @@
 (* closes. Abstracted: the semaphores by which cursors and notices travel  *)
 (* neither lose nor reorder (their order on weakly ordered CPUs is what    *)
 (* RingMemory is about); serialisation; the writer's own sleep; the        *)
-(* messages of the greeting, by which the writer alone gives out ranks; a  *)
-(* publication that fails before Publish, whose slot is as if never taken. *)
+(* messages of the greeting, by which the writer alone gives out ranks,    *)
+(* and whose answer may be lost with a writer that is killed; a            *)
+(* publication that fails before Publish, whose slot is as if never taken; *)
+(* that the writer waits for a narrower window before Overflow, to bound   *)
+(* the memory of bodies: it may always wait longer than Room asks.         *)
 (*                                                                         *)
 (* To see it fail: Fault = "ignore_one_reader" breaks NoTornRead; the      *)
 (* manifest lists the others.                                              *)
@@ -103,9 +108,9 @@ EntriesTypeInv == entries \in [0..Window - 1 -> Entry]
 VARIABLE posts      \* the value of each local reader's semaphore
 PostsTypeInv == posts \in [Local -> 0..Window + 1]
 
-VARIABLE notices    \* what each local reader told the writer and the writer has not yet heard
+VARIABLE notices    \* what each reader told the writer and the writer has not yet heard
 NoticesTypeInv ==
-    \A r \in Local : \A i \in DOMAIN notices[r] :
+    \A r \in Readers : \A i \in DOMAIN notices[r] :
         notices[r][i] \in [kind : {"release", "leave"}, slot : Slots \union {NoSlot}, at : 0..Messages]
 
 VARIABLE bodies     \* bodies on their way to each reader
@@ -152,7 +157,7 @@ Init ==
     /\ admitted = Readers \ Late
     /\ content = [s \in Slots |-> Torn]
     /\ entries = [i \in 0..Window - 1 |-> Blank]
-    /\ posts = [r \in Local |-> 0] /\ notices = [r \in Local |-> <<>>] /\ bodies = [r \in Readers |-> <<>>]
+    /\ posts = [r \in Local |-> 0] /\ notices = [r \in Readers |-> <<>>] /\ bodies = [r \in Readers |-> <<>>]
     /\ life = [r \in Readers |-> IF r \in Late THEN "out" ELSE "in"]
     /\ sleep = [r \in Local |-> "awake"]
     /\ cursor = [r \in Readers |-> 0] /\ got = [r \in Readers |-> 0]
@@ -269,7 +274,7 @@ Close ==
     /\ unsent' = admitted \intersect Remote
     /\ UNCHANGED <<writer, current, slot, loaned, holders, admitted, content, posts, notices, bodies, readerVars, loans>>
 
-\* The writer hears the oldest notice of a local reader.
+\* The writer hears the oldest notice of a reader.
 Heard(r, kind) ==
     /\ writer = "up" /\ life[r] \notin {"out", "joining"} /\ notices[r] # <<>> /\ Head(notices[r]).kind = kind
     /\ notices' = [notices EXCEPT ![r] = Tail(@)]
@@ -282,9 +287,8 @@ Admit(r) ==
     /\ cursor' = [cursor EXCEPT ![r] = sequence]
     /\ got' = [got EXCEPT ![r] = sequence]
     /\ bodies' = [bodies EXCEPT ![r] = <<>>]
-    /\ IF r \in Remote THEN UNCHANGED <<posts, notices>> ELSE
-       /\ posts' = [posts EXCEPT ![r] = IF Fault = "counted_twice" THEN @ ELSE 0]
-       /\ notices' = [notices EXCEPT ![r] = IF Fault = "stale_notices" THEN @ ELSE <<>>]
+    /\ notices' = [notices EXCEPT ![r] = IF Fault = "stale_notices" THEN @ ELSE <<>>]
+    /\ posts' = IF r \in Remote \/ Fault = "counted_twice" THEN posts ELSE [posts EXCEPT ![r] = 0]
     /\ UNCHANGED <<writer, step, current, sequence, unsent, unposted, slot, loaned, holders,
                    content, entries, sleep, opened, copying, grip, loans>>
 
@@ -306,12 +310,15 @@ HearLeave(r) ==
     /\ UNCHANGED <<writer, step, current, sequence, unsent, unposted, slot, loaned,
                    content, entries, posts, bodies, readerVars, loans>>
 
-\* R5: the process behind the rank has ended; the rank is empty again.
+\* R5: the process behind the rank has ended; the rank is empty again. Of a remote reader the writer sees only that
+\* the connection is gone, which it is too when the reader has closed.
 Exclude(r) ==
     /\ writer = "up" /\ step = "idle"
-    /\ life[r] = "dead" \/ (Fault = "exclude_while_dying" /\ life[r] = "dying")
+    /\ \/ life[r] = "dead"
+       \/ life[r] = "left" /\ r \in Remote
+       \/ life[r] = "dying" /\ Fault = "exclude_while_dying"
     /\ admitted' = admitted \ {r}
-    /\ life' = [life EXCEPT ![r] = IF @ = "dead" THEN "out" ELSE @]
+    /\ life' = [life EXCEPT ![r] = IF @ = "dying" THEN @ ELSE "out"]
     /\ holders' = [s \in Slots |-> holders[s] \ {r}]
     /\ UNCHANGED <<writer, step, current, sequence, unsent, unposted, slot, loaned,
                    sharedVars, sleep, cursor, opened, copying, grip, got, loans>>
@@ -335,6 +342,12 @@ KillWriter ==
     /\ WriterMortal /\ writer = "up"
     /\ writer' = "dead"
     /\ UNCHANGED <<step, current, sequence, unsent, unposted, slot, loaned, holders, admitted, sharedVars, readerVars, loans>>
+
+\* A body that the dead writer's process had not yet given to the kernel is lost, and what followed it.
+LoseBody(r) ==
+    /\ writer = "dead" /\ bodies[r] # <<>>
+    /\ bodies' = [bodies EXCEPT ![r] = SubSeq(@, 1, Len(@) - 1)]
+    /\ UNCHANGED <<writerVars, content, entries, posts, notices, readerVars, loans>>
 
 -----------------------------------------------------------------------------
 \* The readers.
@@ -436,21 +449,25 @@ TimeOut(r) ==
     /\ opened' = [opened EXCEPT ![r] = IF Fault = "forget_pending_body" THEN Nothing ELSE @]
     /\ UNCHANGED <<writerVars, sharedVars, life, sleep, cursor, copying, grip, got, loans>>
 
-\* `close` of a reader; leases live on.
+\* `close` of a reader; leases live on. One that closes while it joins has sent its greeting, and is let in first.
 Leave(r) ==
-    /\ r \in Leavers /\ life[r] = "in" /\ Idle(r) /\ sleep[r] = "awake"
+    /\ r \in Leavers /\ life[r] = "in" /\ (r \in Local => Idle(r) /\ sleep[r] = "awake")
     /\ life' = [life EXCEPT ![r] = "left"]
     /\ Tell(r, "leave", NoSlot)
     /\ loans' = {l \in loans : ~(l.reader = r /\ l.version > cursor[r])}
     /\ UNCHANGED <<writerVars, content, entries, posts, bodies, sleep, cursor, opened, copying, grip, got>>
 
-\* The writer is gone and nothing is left to receive.
+\* The writer is gone and nothing is left to receive: what comes after a body that was lost is not received either.
 FindWriterDead(r) ==
-    /\ life[r] = "in" /\ writer = "dead" /\ sleep[r] # "checking"
-    /\ IF r \in Local THEN IF Idle(r) THEN posts[r] = 0 ELSE opened[r].kind = "body" /\ bodies[r] = <<>>
-       ELSE bodies[r] = <<>>
-    /\ life' = [life EXCEPT ![r] = "left"]
-    /\ UNCHANGED <<writerVars, sharedVars, sleep, cursor, opened, copying, grip, got, loans>>
+    /\ writer = "dead"
+    /\ \/ life[r] = "joining" /\ Fault # "joiner_waits_for_the_dead"
+       \/ life[r] = "in" /\ IF r \in Remote THEN bodies[r] = <<>>
+                            ELSE IF Idle(r) THEN posts[r] = 0 /\ sleep[r] # "checking"
+                            ELSE opened[r].kind = "body" /\ bodies[r] = <<>>
+    /\ IF Fault = "skip_lost_body" /\ r \in Local /\ ~Idle(r)
+       THEN opened' = [opened EXCEPT ![r] = Nothing] /\ UNCHANGED life
+       ELSE life' = [life EXCEPT ![r] = "left"] /\ UNCHANGED opened
+    /\ UNCHANGED <<writerVars, sharedVars, sleep, cursor, copying, grip, got, loans>>
 
 \* A kill has been sent; the process may still be in the middle of a read. One that is killed while it joins has sent
 \* its greeting, and is let in and found dead like any other.
@@ -492,14 +509,15 @@ WriterNext ==
     \/ Close
     \/ \E r \in Readers : Admit(r)
     \/ \E r \in Local : HearRelease(r)
-    \/ \E r \in Local : HearLeave(r)
+    \/ \E r \in Readers : HearLeave(r)
     \/ \E r \in Readers : Exclude(r)
-    \/ \E r \in Local : Vacate(r)
+    \/ \E r \in Readers : Vacate(r)
     \/ \E s \in Slots : Recycle(s)
     \/ KillWriter
 
 Next ==
     \/ WriterNext
+    \/ \E r \in Readers : LoseBody(r)
     \/ \E r \in Readers : Join(r)
     \/ \E r \in Local : BeginSleep(r)
     \/ \E r \in Local : EndSleep(r)
@@ -511,7 +529,7 @@ Next ==
     \/ \E r \in Local, s \in Slots : Release(r, s)
     \/ \E r \in Readers : TakeBody(r)
     \/ \E r \in Local : TimeOut(r)
-    \/ \E r \in Local : Leave(r)
+    \/ \E r \in Readers : Leave(r)
     \/ \E r \in Readers : FindWriterDead(r)
     \/ \E r \in Readers : Kill(r)
     \/ \E r \in Readers : Exit(r)
@@ -528,7 +546,8 @@ Fairness ==
     /\ \A r \in Readers : WF_vars(SendBody(r)) /\ WF_vars(TakeBody(r)) /\ WF_vars(Admit(r))
                         /\ WF_vars(Exit(r)) /\ (Fault # "writer_death_unnoticed" => WF_vars(FindWriterDead(r)))
                         /\ (Fault # "death_unnoticed" => WF_vars(Exclude(r)))
-    /\ \A r \in Local : WF_vars(Post(r)) /\ WF_vars(HearRelease(r)) /\ WF_vars(HearLeave(r))
+                        /\ WF_vars(HearLeave(r))
+    /\ \A r \in Local : WF_vars(Post(r)) /\ WF_vars(HearRelease(r))
                       /\ WF_vars(EndSleep(r)) /\ WF_vars(Open(r)) /\ WF_vars(EndCopy(r))
                       /\ WF_vars(BeginCopy(r) \/ Lease(r))
                       /\ \A s \in Slots : WF_vars(Release(r, s)) /\ (r \notin Keepers => WF_vars(Drop(r, s)))
@@ -557,8 +576,9 @@ WriterFinishes == <>(writer # "up")
 \* A dead reader is forgotten in bounded time, unless the writer has gone itself.
 DeathIsNoticed == \A r \in Readers : (life[r] = "dead") ~> (life[r] # "dead" \/ writer # "up" \/ sequence >= Messages)
 
-\* No reader waits for a writer that has gone.
-NobodyWaitsForTheDead == \A r \in Readers : (writer # "up") ~> (life[r] # "in")
+\* No reader waits for a writer that has gone. (One that greets a writer that has closed hears no answer.)
+NobodyWaitsForTheDead ==
+    \A r \in Readers : (writer # "up") ~> (life[r] # "in" /\ (life[r] = "joining" => writer = "closed"))
 
 Lifecycle == INSTANCE BufferLifecycle WITH
     Buffers <- Slots, Holders <- {Writer}, Readers <- Local, Versions <- Versions, Torn <- Torn,

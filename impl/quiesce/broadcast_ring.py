@@ -101,16 +101,18 @@ class BroadcastRing(RingWriter):
     def wait_until_ready(self, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """Wait until every rank has a reader; what is published before goes only to those already there.
 
-        PeerDied if a reader dies meanwhile, QuiesceTimeout, naming the missing, after `timeout` seconds.
+        PeerDied if a reader dies meanwhile, QuiesceTimeout, naming the missing, after `timeout` seconds. A reader
+        that has left is missing.
         """
         with self._turns(timeout) as deadline:
             while True:
-                before = set(self._peers)
+                self._collect()
                 self._greet()
-                self._bury()
-                lost = sorted(before - set(self._peers))
+                lost = self._bury()
                 if lost:
-                    raise PeerDied(f"reader {lost[0]} ended before all were ready; start it again")
+                    raise PeerDied(
+                        f"reader {', '.join(map(str, lost))} ended before all were ready; start it again"
+                    )
                 missing = [rank for rank in range(self._ranks) if not self._is_admitted(rank)]
                 if not missing:
                     return

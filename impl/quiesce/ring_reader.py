@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -120,7 +120,7 @@ class RingReader:
         try:
             self._closed = True
             if self._cursor is None:
-                self._socket.send(BYE, zmq.NOBLOCK)
+                self._say([BYE])
             elif self._ended is None:
                 self._leave()
             self._context.destroy(linger=int(1e3 * SLICE_S))
@@ -144,7 +144,7 @@ class RingReader:
     def _sleep(self, seconds: float) -> bool:
         return self._words.posts.wait(seconds)  # SYNC(open.wait)
 
-    @action("Open", lambda self, result: {"r": self.rank})
+    @action("Open", lambda self, result: {"r": self.rank, "message": self._cursor})
     def _open(self) -> None:
         due = (self._cursor + 1) % MODULUS  # type: ignore[operator]
         entry = self._memory.entries[due % self._memory.layout.window]
@@ -226,6 +226,10 @@ class RingReader:
 
     def _writer_is_gone(self) -> bool:
         return self._writer.has_ended()
+
+    def _say(self, parts: list[bytes]) -> None:
+        with suppress(zmq.Again):  # the writer has gone; what it sent before can still be received
+            self._socket.send_multipart(parts, zmq.NOBLOCK)
 
     def _await_welcome(self, deadline: Deadline) -> None:
         while self._cursor is None:
@@ -349,11 +353,23 @@ class RemoteReader(RingReader):
         self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
         self._socket.connect(handle.remote_endpoint)
 
+    @action("Join", lambda self, result: {"r": self.rank})
     def _join(self) -> None:
         self._socket.send_multipart(Hello(self.rank, 0, 0, self._nonce).pack(self._key))
 
+    @action("TakeBody", lambda self, result, kind, parts: {"r": self.rank})
+    def _take_next(self, kind: bytes, parts: list[zmq.Frame]) -> list[Buffer]:
+        """The next message, or none if it is the last word of the writer."""
+        self._cursor = (self._cursor + 1) % MODULUS  # type: ignore[operator]
+        self._say([ACK, self._cursor.to_bytes(8, "little")])
+        if kind == CLOSE:
+            self._ended = Closed("the writer has closed the ring and everything was received")
+            return []
+        return received(parts, self.lease_bytes)
+
+    @action("Leave", lambda self, result: {"r": self.rank})
     def _leave(self) -> None:
-        self._socket.send(BYE, zmq.NOBLOCK)
+        self._say([BYE])
 
     def _writer_is_gone(self) -> bool:
         return not self._socket.poll(0, zmq.POLLOUT)
@@ -364,12 +380,10 @@ class RemoteReader(RingReader):
             raise self._time_out(deadline)
         kind, sequence = unpack_head(self._key, self._nonce, parts)
         self._check_due(sequence, (self._cursor + 1) % MODULUS)  # type: ignore[operator]
-        self._cursor = sequence
-        self._socket.send_multipart([ACK, sequence.to_bytes(8, "little")], zmq.NOBLOCK)
-        if kind == CLOSE:
-            self._ended = Closed("the writer has closed the ring and everything was received")
+        frames = self._take_next(kind, parts[1:])
+        if self._ended:
             raise _anew(self._ended)
-        return self._take_body(parts[1:])
+        return frames
 
 
 class _Releaser:

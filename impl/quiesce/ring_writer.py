@@ -58,6 +58,10 @@ class _Peer:
     def __str__(self) -> str:
         return f"process {self.process.pid}" if self.process else "remote"
 
+    def is_gone(self) -> bool:
+        """Whether its process has ended, or its connection, if it is remote."""
+        return self.process.has_ended() if self.process else not self.identity
+
 
 class RingWriter:
     """The writer's part of a ring, for one thread at a time; `quiesce.broadcast_ring` sees to that."""
@@ -129,7 +133,7 @@ class RingWriter:
         struct.pack_into(f"<{len(table)}Q", self._memory.mapping, start + plan[0], *table)
         self._step = "filled"
 
-    @action("Publish", lambda self, result, slot, frames, plan: {"s": slot})
+    @action("Publish", lambda self, result, slot, *_: {"s": slot, **self._announced})
     def _publish(self, slot: int, frames: list[Buffer], plan: list[int]) -> None:
         readers = self._admitted()
         self._held.discard(slot)
@@ -140,7 +144,7 @@ class RingWriter:
         if self._unsent:
             self._body = self._private(frames)
 
-    @action("Overflow")
+    @action("Overflow", lambda self, *_: self._announced)
     def _overflow(self, frames: list[Buffer]) -> None:
         # R6: the caller may write its memory when publish returns, long before ZMQ has read the last of it.
         self._body = self._private(frames)
@@ -170,7 +174,7 @@ class RingWriter:
         self._body = []
         self._step = "idle"
 
-    @action("Close")
+    @action("Close", lambda self, *_: self._announced)
     def _close(self) -> None:
         self._body = []
         self._announce(CLOSING, _NO_SLOT, 0, 0)
@@ -188,10 +192,9 @@ class RingWriter:
     def _hear_release(self, rank: int, slot: int) -> None:
         self._holders[slot].discard(rank)
 
-    @action("HearLeave", lambda self, result, rank: {"r": rank})
-    def _hear_leave(self, rank: int) -> None:
+    @action("HearLeave", lambda self, result, rank, at: {"r": rank})
+    def _hear_leave(self, rank: int, at: int) -> None:
         self._peers[rank].admitted = False
-        at = self._memory.ranks[rank].left[0]
         for slot, sequence in self._lent.items():
             if 0 < (sequence - at) % MODULUS < MODULUS // 2:
                 self._holders[slot].discard(rank)
@@ -220,6 +223,11 @@ class RingWriter:
         entry[0], entry[1], entry[2], entry[3] = self._sequence, kind << 32 | slot, table_at, frames
         self._unposted = {rank for rank in self._admitted() if self._is_local(rank)}
         self._step = "posting"
+
+    @property
+    def _announced(self) -> dict[str, int]:
+        """What a trace tells of the entry just written."""
+        return {"message": self._sequence, "window": self._memory.layout.window}
 
     def _complete(self) -> int:
         """Finish the publication under way, also one that an exception cut short between two readers."""
@@ -336,10 +344,13 @@ class RingWriter:
             notice = words.ring[peer.heard % len(words.ring)]
             peer.heard += 1
             if notice == LEFT:
-                self._hear_leave(rank)
+                self._hear_leave(rank, words.left[0])
             else:
                 self._hear_release(rank, notice)
-        if not peer.admitted and not any(rank in holders for holders in self._holders):
+        self._vacate_if_empty(rank)
+
+    def _vacate_if_empty(self, rank: int) -> None:
+        if not self._peers[rank].admitted and not any(rank in holders for holders in self._holders):
             self._vacate(rank)
 
     def _recyclable(self) -> list[int]:
@@ -354,11 +365,16 @@ class RingWriter:
         self._current = None
         self._step = "idle"
 
-    def _bury(self) -> None:
-        """Forget the readers whose processes have ended (R5), and the remote ones whose connection is gone."""
-        for rank, peer in list(self._peers.items()):
-            if peer.process.has_ended() if peer.process else not peer.identity:
-                self._exclude(rank)
+    def _bury(self) -> list[int]:
+        """Forget the readers whose processes have ended (R5), and the remote ones whose connection is gone.
+
+        Returns those that had not left.
+        """
+        gone = [rank for rank, peer in self._peers.items() if peer.is_gone()]
+        lost = [rank for rank in gone if self._peers[rank].admitted]
+        for rank in gone:
+            self._exclude(rank)
+        return lost
 
     def _greet(self) -> None:
         """Hear what came over ZMQ: readers that join, and what remote ones have received."""
@@ -368,7 +384,8 @@ class RingWriter:
             if parts and parts[0] == HELLO:
                 self._hear_hello(identity, Hello.unpack(self._key, parts))
             elif rank is not None and parts == [BYE]:
-                self._exclude(rank)
+                self._hear_leave(rank, self._peers[rank].passed)
+                self._vacate_if_empty(rank)
             elif rank is not None and len(parts) == 2 and parts[0] == ACK and len(parts[1]) == 8:
                 self._peers[rank].passed = int.from_bytes(parts[1], "little")
 
@@ -377,11 +394,15 @@ class RingWriter:
             return
         objection = ""
         peer = self._peers.get(hello.rank)
-        if peer and (peer.process.has_ended() if peer.process else not peer.identity):
+        if peer and peer.is_gone():
             self._exclude(hello.rank)
-            peer = None
+        elif peer and peer.process:
+            self._hear(hello.rank)  # it may have left, before this greeting was sent
+        peer = self._peers.get(hello.rank)
         if peer:
             objection = f"rank {hello.rank} is taken by {peer}"
+            if not peer.admitted:
+                objection += ", which has left but keeps leases; try again when they have ended"
         elif hello.rank >= self._ranks or self._is_local(hello.rank) != bool(hello.pid):
             objection = (
                 f"rank {hello.rank} is not one of the ring's {'local' if hello.pid else 'remote'} ranks"

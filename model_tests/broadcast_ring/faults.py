@@ -8,7 +8,7 @@ from typing import Any
 
 from quiesce.broadcast_ring import BroadcastRing
 from quiesce.codec import Buffer
-from quiesce.errors import QuiesceTimeout
+from quiesce.errors import QuiesceError, QuiesceTimeout
 from quiesce.ring_reader import RingReader
 from quiesce.ring_wire import Deadline
 
@@ -64,13 +64,13 @@ class LapReader(BroadcastRing):
 class ExcludeWhileDying(BroadcastRing):
     """Takes a process that does not answer for one that has ended."""
 
-    def _bury(self) -> None:
+    def _bury(self) -> list[int]:
         for rank, peer in list(self._peers.items()):
             if peer.process and not peer.process.has_ended():
                 with open(f"/proc/{peer.process.pid}/stat") as stat:
                     if stat.read().rpartition(")")[2].split()[0] == "T":
                         self._exclude(rank)
-        super()._bury()
+        return super()._bury()
 
 
 class CountedTwice(BroadcastRing):
@@ -94,8 +94,8 @@ class StaleNotices(BroadcastRing):
 
 
 class LeaveDropsLeases(BroadcastRing):
-    def _hear_leave(self, rank: int) -> None:
-        super()._hear_leave(rank)
+    def _hear_leave(self, rank: int, at: int) -> None:
+        super()._hear_leave(rank, at)
         for holders in self._holders:
             holders.discard(rank)
 
@@ -109,8 +109,9 @@ class NoOverflow(BroadcastRing):
 
 
 class DeathUnnoticed(BroadcastRing):
-    def _bury(self) -> None:
+    def _bury(self) -> list[int]:
         """Nobody looks."""
+        return []
 
 
 class ReleaseBeforeCopy(RingReader):
@@ -161,6 +162,19 @@ class SleepAfterCheck(RingReader):
         """Where a post is slept through."""
 
 
+class SkipLostBody(RingReader):
+    def _find_writer_dead(self) -> QuiesceError:
+        if self._opened is None:
+            return super()._find_writer_dead()
+        self._opened = None
+        return QuiesceTimeout("the body is given up")
+
+
+class JoinerWaitsForTheDead(RingReader):
+    def _writer_is_gone(self) -> bool:
+        return self._cursor is not None and super()._writer_is_gone()
+
+
 class WriterDeathUnnoticed(RingReader):
     def _writer_is_gone(self) -> bool:
         return False
@@ -184,5 +198,8 @@ READERS: dict[str, type[RingReader]] = {
     "release_with_a_view": ReleaseWithAView,
     "forget_pending_body": ForgetPendingBody,
 }
-PROGRESS = {"no_overflow", "death_unnoticed", "sleep_after_check", "writer_death_unnoticed"}
-"""Faults that only show in that something never happens; `test_progress` catches them."""
+PROGRESS = {
+    "no_overflow", "death_unnoticed", "sleep_after_check", "writer_death_unnoticed", "joiner_waits_for_the_dead",
+    "skip_lost_body",
+}  # fmt: skip
+"""Faults that only show in that something never happens, or when a process has died; `test_progress` catches them."""

@@ -37,13 +37,14 @@ OVERRIDES = {
     "Readers": "{r1, r2, r3}",
     "Remote": "{r3}",
     "Late": "{r1, r2, r3}",
-    "Leavers": "{r1, r2}",
+    "Leavers": "{r1, r2, r3}",
     "Mortal": "{r1, r2}",
     "Window": f"{WINDOW}",
     "Messages": f"{MESSAGES}",
     "Loans": "TRUE",
     "Bodies": "TRUE",
     "Views": "2",
+    "WriterMortal": "TRUE",
 }
 
 
@@ -53,6 +54,9 @@ def oracle() -> Oracle:
 
 class Lockstep(RuleBasedStateMachine):
     """The shipped ring under test, or, with arguments, another one."""
+
+    kill_after = 60
+    """Steps of the specification that the writer is given before it may be killed."""
 
     def __init__(
         self, ring_class: type[BroadcastRing] = BroadcastRing, reader_class: type[RingReader] = RingReader
@@ -94,7 +98,9 @@ class Lockstep(RuleBasedStateMachine):
                 ]
             elif not world.loans:
                 found += [("close",)]
-        found += [("drop_loan", slot) for slot in world.loans if not world.writer.running]
+            found += [("drop_loan", slot) for slot in world.loans]
+        if state["writer"] == "up" and len(self.trail) > self.kill_after:
+            found += [("kill_writer",)]
         for rank in (*LOCAL, *REMOTE):
             seat, life = world.seats[rank], state["life"][rank_value(rank)]
             if seat.stepper.running:
@@ -104,8 +110,10 @@ class Lockstep(RuleBasedStateMachine):
                 found += [("join", rank)]
             elif life == "in":
                 found += [("receive", rank)] * 6
-                if rank in LOCAL and state["opened"][rank_value(rank)] == NOTHING:
+                if rank in REMOTE or state["opened"][rank_value(rank)] == NOTHING:
                     found += [("leave", rank)]
+            elif life == "joining" and state["writer"] == "dead":
+                found += [("receive", rank)]
             if rank in LOCAL:
                 if life in ("in", "left") and not seat.stepper.running:
                     found += [("drop_view", rank, number) for number in seat.views]
@@ -136,6 +144,8 @@ class Lockstep(RuleBasedStateMachine):
         state: State = self.state
         seen = self.world.view()
         seats, recyclable = seen.pop("seats"), seen.pop("recyclable")
+        if state["writer"] == "dead":
+            seen = {"entries": seen["entries"]}
         expected: dict[str, Any] = {name: state[name] for name in seen}
         for rank, seat in seats.items():
             if state["life"][rank] in ("in", "left"):
@@ -227,6 +237,10 @@ class Lockstep(RuleBasedStateMachine):
     def close(self) -> None:
         self.advance_writer(self.world.writer.start(lambda: self.world.ring.close(0.1)))
 
+    def kill_writer(self) -> None:
+        self.world.kill_writer()
+        self.follow("KillWriter")
+
     # The readers.
 
     def join(self, rank: int) -> None:
@@ -252,9 +266,7 @@ class Lockstep(RuleBasedStateMachine):
             if seat.leased is None:
                 seat.views.pop(stop.fields["value"])
         elif action == "raise":
-            assert isinstance(stop.fields["error"], QuiesceTimeout | Closed), stop.fields["error"]
-            if rank in REMOTE and isinstance(stop.fields["error"], Closed):
-                self.follow("TakeBody", r=reader)
+            assert isinstance(stop.fields["error"], QuiesceTimeout | Closed | PeerDied), stop.fields["error"]
         elif action == "Copy":
             self.follow("BeginCopy" if stop.phase == "begin" else "EndCopy", r=reader)
         elif action == "TimeOut":
@@ -263,8 +275,12 @@ class Lockstep(RuleBasedStateMachine):
                 self.follow("TimeOut", r=reader)
         elif action == "TakeBody":
             self.follow("TakeBody", r=reader)
-            if rank in REMOTE:
+            if rank in REMOTE and self.state["writer"] == "up":
                 assert self.world.ring._socket.poll(5000), "the acknowledgement did not arrive"
+        elif action == "FindWriterDead":
+            while self.state["bodies"][reader]:
+                self.follow("LoseBody", r=reader)
+            self.follow("FindWriterDead", r=reader)
         elif action != "Sleep":
             if action == "Lease":
                 seat.leased = stop.fields["s"]

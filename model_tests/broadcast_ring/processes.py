@@ -137,6 +137,32 @@ def write_all(fault: str, sizes: list[int], rounds: int, readers: int, patience:
             _says[0](index)
 
 
+def write_to_a_stopped_reader(nbytes: int) -> None:
+    """Say the handle; when the reader has stopped itself, publish a message beside the slots and one in them."""
+    with BroadcastRing(1, slots=1, slot_bytes=4096) as ring:
+        _says[0](ring.handle.to_json())
+        ring.wait_until_ready(START_S)
+        process = ring._peers[0].process
+        assert process
+        until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        ring.publish(torch.zeros(nbytes, dtype=torch.uint8))
+        ring.publish("after it")
+        _says[0]("published")
+        time.sleep(START_S)
+
+
+def stop_then_read(handle: str, reader_class: type[RingReader]) -> list[Any]:
+    """Be let in, stop, and when woken say which messages there are until the writer is found dead."""
+    got = []
+    with reader_class(RingHandle.from_json(handle), 0) as reader:
+        reader.wait_until_ready(START_S)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        for _ in range(3):
+            with suppress(errors.PeerDied, errors.QuiesceTimeout):
+                got.append(reader.receive(START_S))
+    return got
+
+
 def create_within(limit: int) -> str:
     """What a ring says that asks for more than a full file system, or a quota, gives."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))

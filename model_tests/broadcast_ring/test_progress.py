@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 
 import pytest
 import torch
 from model_tests.broadcast_ring.faults import (
     DeathUnnoticed,
+    JoinerWaitsForTheDead,
     NoOverflow,
+    SkipLostBody,
     SleepAfterCheck,
     WriterDeathUnnoticed,
 )
 from model_tests.broadcast_ring.processes import START_S, Child, RingHandle, until
 
 from quiesce.broadcast_ring import BroadcastRing
-from quiesce.errors import Closed, PeerDied, QuiesceTimeout
-from quiesce.ring_reader import LEASE_BYTES, RingReader
+from quiesce.errors import Closed, PeerDied, QuiesceError, QuiesceTimeout
+from quiesce.ring_reader import LEASE_BYTES, RemoteReader, RingReader
 
 
 @pytest.mark.parametrize(("reader_class", "slept_through"), [(RingReader, False), (SleepAfterCheck, True)])
@@ -101,6 +105,86 @@ def test_a_dead_writer_is_noticed(reader_class: type[RingReader], notices: bool)
 
         with pytest.raises(PeerDied if notices else QuiesceTimeout):
             drain()
+
+
+@pytest.mark.parametrize(("reader_class", "notices"), [(RingReader, True), (JoinerWaitsForTheDead, False)])
+def test_a_writer_that_dies_before_it_lets_a_reader_in(reader_class: type[RingReader], notices: bool) -> None:
+    child = Child("write_all", "Admit.begin.1", [1], 1, 1)
+    with reader_class(RingHandle.from_json(child.hears()), 0) as reader:
+        child.exit_code()
+        with pytest.raises(PeerDied if notices else QuiesceTimeout):
+            reader.wait_until_ready(1.0)
+
+
+@pytest.mark.parametrize(("reader_class", "got"), [(RingReader, []), (SkipLostBody, ["after it"])])
+def test_what_follows_a_lost_body_is_not_received(reader_class: type[RingReader], got: list[str]) -> None:
+    """Most of a body is still in the writer when it is killed; the next message lies in its slot, and is posted."""
+    writer = Child("write_to_a_stopped_reader", 64 << 20)
+    handle = writer.hears()
+    reader = Child("stop_then_read", handle, reader_class)
+    try:
+        assert writer.hears() == "published"
+        writer.end()
+        assert reader.process.pid
+        os.kill(reader.process.pid, signal.SIGCONT)
+        assert reader.hears() == got
+    finally:
+        for process in (writer, reader):
+            process.end()
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["local", "remote"])
+def test_a_reader_that_left_is_replaced(remote: bool) -> None:
+    """By one of the same process, before anything is published: readiness hears of the leaving too."""
+    readers, bind = (0, "ipc://@quiesce-test-replaced") if remote else (1, None)
+    reader_class = RemoteReader if remote else RingReader
+    with BroadcastRing(readers, slots=2, slot_bytes=LEASE_BYTES, remote=int(remote), bind=bind) as ring:
+        for number in range(3):
+            with reader_class(ring.handle, 0) as reader:
+                ring.wait_until_ready(START_S)
+                ring.publish(number)
+                assert reader.receive(START_S) == number
+            if remote:
+                until(lambda: _is_missing(ring))
+        assert _is_missing(ring)
+
+
+def test_a_rank_is_taken_while_its_leases_live() -> None:
+    with BroadcastRing(1, slots=2, slot_bytes=LEASE_BYTES) as ring:
+        with RingReader(ring.handle, 0) as reader:
+            ring.wait_until_ready(START_S)
+            ring.publish(torch.ones(LEASE_BYTES, dtype=torch.uint8))
+            lease = reader.receive(START_S)
+        with RingReader(ring.handle, 0) as reader:
+            assert ring._socket.poll(1e3 * START_S)
+            assert _is_missing(ring)
+            with pytest.raises(QuiesceError, match="keeps leases"):
+                reader.wait_until_ready(START_S)
+        assert bool((lease == 1).all())
+        del lease
+        with RingReader(ring.handle, 0) as reader:
+            ring.wait_until_ready(START_S)
+            ring.publish("again")
+            assert reader.receive(START_S) == "again"
+
+
+def test_one_that_never_was_let_in_is_replaced() -> None:
+    with BroadcastRing(1, slots=2, slot_bytes=4096) as ring:
+        RingReader(ring.handle, 0).close()
+        assert ring._socket.poll(1e3 * START_S)
+        until(lambda: _is_missing(ring))
+        with RingReader(ring.handle, 0) as reader:
+            ring.wait_until_ready(START_S)
+            ring.publish("here")
+            assert reader.receive(START_S) == "here"
+
+
+def _is_missing(ring: BroadcastRing) -> bool:
+    try:
+        ring.wait_until_ready(0.0)
+    except QuiesceTimeout as error:
+        return "attached as rank 0" in str(error)
+    return False
 
 
 def test_two_threads_share_a_reader() -> None:

@@ -15,9 +15,9 @@ from model_tests.stepper import Stepper, Stop
 from quiesce.broadcast_ring import BroadcastRing
 from quiesce.events import Event
 from quiesce.model import ModelValue
-from quiesce.ring_memory import start_time
+from quiesce.ring_memory import Process, start_time
 from quiesce.ring_reader import RemoteReader, RingReader
-from quiesce.ring_wire import Hello
+from quiesce.ring_wire import Hello, RingHandle
 from quiesce.ring_writer import CLOSING, LEFT, OVERFLOWED, SLOT
 
 WINDOW = 4
@@ -30,6 +30,7 @@ KINDS = {SLOT: "slot", OVERFLOWED: "body", CLOSING: "close"}
 NOTHING = {"kind": "close", "seq": 0, "slot": NONE}
 BLANK = {"kind": "body", "seq": 0, "slot": NONE}
 ARRIVAL_MS = 5000
+WELCOME_MS = 200
 
 
 def rank_value(rank: int) -> ModelValue:
@@ -41,7 +42,7 @@ def slot_value(slot: int | None) -> ModelValue:
 
 
 class Body:
-    """A process that stands for a reader: the writer watches it, and it can be stopped and killed."""
+    """A process that stands for a reader or the writer: the other watches it, and it can be stopped and killed."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
@@ -100,6 +101,7 @@ class World:
             remote=len(REMOTE), bind=f"ipc://@{secrets.token_hex(8)}",
         )  # fmt: skip
         self.writer = Stepper(edges)
+        self.writer_body = Body()
         self.seats = {rank: Seat(Stepper(edges)) for rank in (*LOCAL, *REMOTE)}
         self.loans: dict[int, torch.Tensor] = {}
         self.sent: torch.Tensor | None = None
@@ -110,6 +112,7 @@ class World:
         seat.end()
         seat.body = Body() if rank in LOCAL else None
         _Small.pid = seat.body.process.pid if seat.body else 0
+        _Small.writer_pid = self.writer_body.process.pid
         seat.reader = (self.reader_class if rank in LOCAL else self.remote_class)(self.ring.handle, rank)
         assert self.ring._socket.poll(ARRIVAL_MS), "the greeting did not arrive"
 
@@ -127,14 +130,22 @@ class World:
 
         return seat.stepper.start(call)
 
-    def end(self) -> None:
+    def kill_writer(self) -> None:
+        """Its process is gone, with what it had not yet given to the kernel."""
+        for seat in self.seats.values():
+            if seat.reader and not seat.reader._closed and seat.reader._cursor is None:
+                seat.reader._socket.poll(WELCOME_MS)  # the specification knows of no answer that is lost
         while self.writer.running:
             self.writer.resume(throw=Gone())
+        self.ring._context.destroy(linger=0)
+        self.ring._closed = True
+        self.writer_body.end()
+
+    def end(self) -> None:
+        self.kill_writer()
         for seat in self.seats.values():
             seat.end()
         self.loans.clear()
-        self.ring._context.destroy(linger=0)
-        self.ring._closed = True
 
     # What the specification's variables are here.
 
@@ -201,6 +212,11 @@ class _Small:
 
     lease_bytes = 8 * LEASED
     pid = 0
+    writer_pid = 0
+
+    def _open_memory(self: Any, handle: RingHandle) -> None:
+        super()._open_memory(handle)  # type: ignore[misc]
+        self._writer = Process(_Small.writer_pid, start_time(_Small.writer_pid) or 0)
 
     def _join(self: Any) -> None:
         pid = _Small.pid
