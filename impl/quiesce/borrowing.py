@@ -16,7 +16,7 @@ _old_after: float | None = None
 class Counters:
     """What a protocol object has lent now, and what it has done since it was made. `counters()` of each gives one.
 
-    in_flight: buffers, slots or sends that somebody may still read;
+    in_flight: buffers, slots or sends that somebody may still read, as far as was looked;
     oldest_s: the age in seconds of the oldest of them, 0 if there is none;
     holder: who has that one, as far as the object knows, "" if there is none;
     messages: what was sent or published;

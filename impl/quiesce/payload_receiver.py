@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 import zmq
 import zmq.asyncio
@@ -88,8 +89,16 @@ class PayloadReceiver(_Receiver[T]):
     stand in front of each message (1 on a ROUTER socket, whose first frame is the routing id).
     """
 
+    @overload
     def __init__(
-        self, socket: zmq.Socket[bytes], decoder: Decoder[T] | None = None, *, prefix: int = 0
+        self: PayloadReceiver[Any], socket: zmq.Socket[bytes], decoder: None = None, *, prefix: int = 0
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: PayloadReceiver[T], socket: zmq.Socket[bytes], decoder: Decoder[T], *, prefix: int = 0
+    ) -> None: ...
+    def __init__(
+        self, socket: zmq.Socket[bytes], decoder: Decoder[Any] | None = None, *, prefix: int = 0
     ) -> None:
         if isinstance(socket, zmq.asyncio.Socket):
             raise TypeError("this socket is for asyncio; use AsyncPayloadReceiver")
@@ -123,8 +132,16 @@ class PayloadReceiver(_Receiver[T]):
 class AsyncPayloadReceiver(_Receiver[T]):
     """`PayloadReceiver` for a `zmq.asyncio.Socket`. A cancelled `receive` has taken nothing."""
 
+    @overload
     def __init__(
-        self, socket: zmq.asyncio.Socket, decoder: Decoder[T] | None = None, *, prefix: int = 0
+        self: AsyncPayloadReceiver[Any], socket: zmq.asyncio.Socket, decoder: None = None, *, prefix: int = 0
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: AsyncPayloadReceiver[T], socket: zmq.asyncio.Socket, decoder: Decoder[T], *, prefix: int = 0
+    ) -> None: ...
+    def __init__(
+        self, socket: zmq.asyncio.Socket, decoder: Decoder[Any] | None = None, *, prefix: int = 0
     ) -> None:
         if not isinstance(socket, zmq.asyncio.Socket):
             raise TypeError("this socket is not for asyncio; use PayloadReceiver")
@@ -137,10 +154,22 @@ class AsyncPayloadReceiver(_Receiver[T]):
         while (received := self._take()) is None:
             left = deadline - time.monotonic()
             with translating("nothing was received"):
-                ready = left > 0 and await self._events.poll(max(1, int(left * 1000)))
+                ready = left > 0 and await self._poll(max(1, int(left * 1000)))
             if not ready:
                 raise self._nothing_came(timeout)
         return received
+
+    async def _poll(self, milliseconds: int) -> bool:
+        """Wait for a message. Closed, rather than CancelledError, if the receiver is closed meanwhile."""
+        polled = asyncio.ensure_future(self._events.poll(milliseconds))
+        try:
+            # Not awaited itself: a socket that is closed cancels it, which is no cancellation of this task.
+            await asyncio.wait([polled])
+        finally:
+            polled.cancel()
+        if polled.cancelled():
+            raise Closed("nothing was received: the receiver was closed meanwhile")
+        return bool(polled.result())
 
     async def __aenter__(self) -> AsyncPayloadReceiver[T]:
         return self

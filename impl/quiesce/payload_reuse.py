@@ -5,6 +5,7 @@ Methods marked as actions stand in the order of the specification, and the comme
 
 from __future__ import annotations
 
+import logging
 import time
 import traceback
 from collections import deque
@@ -17,11 +18,14 @@ from typing import NamedTuple
 import zmq
 import zmq.asyncio
 
+from quiesce.borrowing import Counters, age
 from quiesce.codec import ABORT, Buffer, Encoder
 from quiesce.errors import Closed, NotQuiescent, PeerDied, QuiesceTimeout
 from quiesce.events import action
 from quiesce.lifecycle import FREE_LIMIT, BufferPool, Loan, Tracker
 from quiesce.turns import Turns
+
+_log = logging.getLogger(__name__)
 
 COPY_THRESHOLD = 65_536
 """Bytes from which a frame is sent without copying; below, libzmq's copy is cheaper than a tracker."""
@@ -131,7 +135,7 @@ class PayloadSender:
         self._encoder = encoder or Encoder()
         self._turns = Turns("this sender")
         self._closed = False
-        self._number = 0
+        self._number = self._waits = 0
         self._loans: deque[Loan] = deque()
         self.pool = BufferPool(PayloadBuffer, free_limit, size=len)
 
@@ -157,6 +161,21 @@ class PayloadSender:
     def loans(self) -> tuple[Loan, ...]:
         """The loans that are not done, those of messages that failed halfway included."""
         return tuple(loan for loan in tuple(self._loans) if not loan.done)
+
+    def counters(self) -> Counters:
+        """What is lent now; a fallback is a buffer that had to be made, a wait one for a peer to have room."""
+        lent = {loan.since: f"the reader of {loan.what}" for loan in self.loans}
+        if self.pool.since is not None:
+            lent[self.pool.since] = "the reader of a reused buffer"
+        first = min(lent, default=None)
+        return Counters(
+            in_flight=self.pool.pending + len(self.loans),
+            oldest_s=age(first),
+            holder="" if first is None else lent[first],
+            messages=self._number,
+            fallbacks=self.pool.made,
+            waits=self._waits,
+        )
 
     def _transmit(self, obj: object, lend: bool, timeout: float, prefix: Sequence[bytes]) -> _Message:
         heading = [_Frame(memoryview(frame).cast("B"), "frame") for frame in prefix]
@@ -189,6 +208,7 @@ class PayloadSender:
                 self.pool.give_back(message.buffer)
             else:
                 self._abort(message)
+                _log.info("message %d was given up: %s", message.number, error)
             raise
         finally:
             if message.begun:
@@ -227,6 +247,7 @@ class PayloadSender:
         deadline = time.monotonic() + timeout
         nap = _SHORTEST_NAP
         while not self._send_part(message):
+            self._waits += nap == _SHORTEST_NAP
             left = deadline - time.monotonic()
             with translating(f"message {message.number} was not sent"):
                 room = left > 0 and self._socket.poll(max(1, int(left * 1000)), zmq.POLLOUT)

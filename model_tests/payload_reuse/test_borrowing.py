@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -9,11 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+import zmq
+from prometheus_client import CollectorRegistry
 
 from quiesce import borrowing
 from quiesce.borrowing import Borrowing, warn_of_loans
 from quiesce.host_staging import HostStaging
 from quiesce.lifecycle import BufferPool, Loan
+from quiesce.metrics import Metrics
+from quiesce.payload_receiver import PayloadReceiver
+from quiesce.payload_reuse import PayloadSender
 from quiesce.streams import CpuBackend
 
 
@@ -110,3 +116,50 @@ def test_staging_counts_buffers_made_and_waits(clock: list[float]) -> None:
         staging.stage(torch.arange(4)).discard()
         counters = staging.counters()
         assert (counters.messages, counters.fallbacks, counters.waits) == (2, 1, 1)
+
+
+def test_a_sender_counts_and_shows_its_counters_until_it_dies() -> None:
+    context: zmq.Context[Any] = zmq.Context()
+    pull, push = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    pull.bind("inproc://counted")
+    push.connect("inproc://counted")
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    labels = {"name": "outputs", "kind": "PayloadSender"}
+
+    def shown(metric: str) -> float | None:
+        return registry.get_sample_value(metric, labels)
+
+    with PayloadReceiver(pull) as receiver:
+        with PayloadSender(push) as sender:
+            metrics.watch("outputs", sender)
+            assert shown("quiesce_in_flight") == 0.0
+            sender.lend(torch.zeros(100_000))
+            received = receiver.receive()
+            counters = sender.counters()
+            assert (counters.messages, counters.fallbacks, counters.waits) == (1, 1, 0)
+            assert counters.holder == "the reader of message 1"
+            assert counters.oldest_s > 0.0
+            # The tensor, and the buffer of the payload, which nobody has looked at since.
+            assert shown("quiesce_in_flight") == counters.in_flight == 2
+            assert shown("quiesce_messages_total") == 1.0
+            age = shown("quiesce_oldest_loan_seconds")
+            assert age is not None
+            assert age >= counters.oldest_s
+            del received
+            sender.settle()
+        assert (sender.counters().in_flight, sender.counters().holder) == (0, "")
+        del sender
+        gc.collect()  # a loan can touch its sender's socket, and so refers to the sender
+    assert shown("quiesce_messages_total") is None
+    context.term()
+
+
+def test_a_wait_for_room_is_counted_once_a_message() -> None:
+    context: zmq.Context[Any] = zmq.Context()
+    with PayloadSender(context.socket(zmq.PUSH)) as sender:
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                sender.send(1, timeout=0.01)
+        assert (sender.counters().waits, sender.counters().in_flight) == (2, 0)
+    context.term()

@@ -12,7 +12,7 @@ import zmq.asyncio
 from model_tests.payload_reuse.watched import LARGE, Signal, full, joined
 
 from quiesce.codec import ABORT, Decoder
-from quiesce.errors import QuiesceTimeout
+from quiesce.errors import Closed, QuiesceTimeout
 from quiesce.payload_receiver import AsyncPayloadReceiver, PayloadReceiver
 from quiesce.payload_reuse import PayloadSender
 
@@ -95,3 +95,28 @@ def test_bad_arguments_of_a_receiver_are_refused(context: zmq.Context[Any]) -> N
         PayloadReceiver(pull, prefix=-1)
     with pytest.raises(TypeError, match="use PayloadReceiver"):
         AsyncPayloadReceiver(pull)
+
+
+@pytest.mark.parametrize("transport", ["inproc", "ipc"])
+def test_closing_a_receiver_that_a_task_waits_in_is_closed_and_cancelling_it_is_cancelled(
+    transport: str,
+) -> None:
+    async def run() -> None:
+        context = zmq.asyncio.Context()
+        pull = context.socket(zmq.PULL)
+        pull.bind("inproc://waiting" if transport == "inproc" else "ipc://@quiesce-waiting")
+        receiver = AsyncPayloadReceiver(pull)
+        waiting = asyncio.create_task(receiver.receive(timeout=30))
+        cancelled = asyncio.create_task(receiver.receive(timeout=30))
+        await asyncio.sleep(0.05)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        receiver.close()
+        with pytest.raises(Closed, match="the receiver was closed meanwhile"):
+            await waiting
+        with pytest.raises(Closed):
+            await receiver.receive()
+        context.term()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
