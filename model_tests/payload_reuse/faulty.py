@@ -151,8 +151,8 @@ class PendingForgotten(PayloadSender):
         super()._look()
         if not self._socket.poll(0, zmq.POLLOUT):
             for _ in range(len(self.pool._pending)):
-                buffer, _ = self.pool._pending.popleft()
-                self.pool._pending.append((buffer, []))
+                buffer, _, since = self.pool._pending.popleft()
+                self.pool._pending.append((buffer, [], since))
 
 
 class FailedSendForgotten(PayloadSender):

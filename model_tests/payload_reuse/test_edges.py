@@ -30,7 +30,7 @@ def context() -> Iterator[zmq.Context[Any]]:
 
 
 def wait_for_pending(sender: PayloadSender) -> None:
-    for _, trackers in sender.pool._pending:
+    for _, trackers, _ in sender.pool._pending:
         for tracker in trackers:
             tracker.wait(5)
 
@@ -81,7 +81,7 @@ def test_a_buffer_goes_round_with_its_body_and_without_old_views(context: zmq.Co
             sender.send([full(size, number)])
             assert torch.equal(receiver.receive().value[0], full(size, number))
             wait_for_pending(sender)
-            [(buffer, _)] = sender.pool._pending
+            [(buffer, *_)] = sender.pool._pending
             if size == LARGE:
                 bodies.append(buffer.body)
             assert len(buffer._views) == 2

@@ -214,7 +214,7 @@ class World:
         pool = self.sender.pool
         return {
             "free": sorted(map(id, pool._free)),
-            "pending": sorted(id(buffer) for buffer, _ in pool._pending),
+            "pending": sorted(id(buffer) for buffer, *_ in pool._pending),
             "undone": {key for key, gate in self.gates.items() if not gate.done},
             "holding": len(self.frames),
             "read": list(self.read),
