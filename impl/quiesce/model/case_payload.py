@@ -13,7 +13,7 @@ from typing import Any
 from quiesce.model.case import Case, Told, named, ordered, rounded
 from quiesce.model.traces import Event
 from quiesce.model.validation import Condition, Observation
-from quiesce.model.values import Function, ModelValue, State, Value, freeze, show
+from quiesce.model.values import Function, ModelValue, State, Value, freeze
 
 POOL = ("Take", "Remember", "Recycle", "DropSurplus")
 SENDER = ("Encode", "SendPart", "SendTimesOut", "PartRefused", "Abort", "Touch", "Close")
@@ -46,20 +46,18 @@ def cases(events: Sequence[Event]) -> list[Case]:
     senders: dict[tuple[str, int], list[Event]] = {}
     owner: dict[tuple[str, int], tuple[str, int]] = {}
     taken: dict[tuple[str, int], Event] = {}
-    for event in ordered([event for event in events if event.action in POOL + SENDER]):
+    for event in ordered([event for event in events if event.action in ("Take", "Encode")]):
         where, thread = (event.process, event.subject), (event.process, event.thread)
-        if event.action in SENDER:
-            senders.setdefault(where, [])
-            if event.action == "Encode" and thread in taken:
-                owner.setdefault((event.process, taken[thread].subject), where)
-        elif event.action == "Take":
+        if event.action == "Take":
             taken[thread] = event
+        elif thread in taken:
+            senders[where] = []
+            owner[where] = owner[event.process, taken[thread].subject] = where
     for event in ordered([event for event in events if event.action in POOL + SENDER]):
         where = (event.process, event.subject)
-        if event.action in POOL and where not in owner:
-            continue
-        senders[owner[where] if event.action in POOL else where].append(event)
-    return [_Sender(found).case() for found in senders.values() if found]
+        if where in owner:
+            senders[owner[where]].append(event)
+    return [_Sender(found).case() for found in senders.values()]
 
 
 class _Sender:
@@ -92,12 +90,12 @@ class _Sender:
             notes.append("the sender was not closed: this is judged as the beginning of its run")
         seen = {event.action for event in self.events}
         lent = any(part["lent"] for shape in self.shapes for part in shape)
-        shapes = self.shapes or {(Function(large=True, lent=False),)}
+        lents = "FALSE, TRUE" if lent else "FALSE"
         base = {
             "Buffers": named("b", int(rounded(self.most))),
             "Tensors": named("t", 1) if lent else "{}",
             "MaxMessage": rounded(max(self.spread, 4) + 3),
-            "MaxParts": str(max(4, *map(len, shapes))),
+            "MaxParts": rounded(max(map(len, self.shapes), default=1)),
             "Shapes": "<- TracedShapes",
             "Transport": '"stream"',
             "HighWater": "1",
@@ -115,7 +113,7 @@ class _Sender:
             tuple(self.told.spans),
             (base, {**dying, "Side": '"bind"'}, {**dying, "Side": '"connect"'}),
             {"MaxMessage": str(max(1, self.number if closed else self.number + 1))},
-            f"TracedShapes == {{{', '.join(sorted(show(shape) for shape in shapes))}}}\n{CONDITIONS}",
+            f"TracedShapes == UNION {{[1..n -> [large : BOOLEAN, lent : {{{lents}}}]] : n \\in Parts}}\n{CONDITIONS}",
             HIDDEN,
             canonical,
             frozenset({"TrackerFires"}),

@@ -1,0 +1,137 @@
+"""What a recorded pipeline of `StageLink` means in `spec/StageHandoff.tla`, with handles that block the host (gloo).
+
+Seen are the calls of the links. Hidden are forward, which is the caller's, and the transfers. Rank `n` of the transport
+is rank `n + 1` of the specification. A trace is of one pipeline without tensor parallelism, from its making on; what a
+rank does after its last send, when it takes the last answers and closes, is outside the specification and not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quiesce.model.case import Case, Told, ordered
+from quiesce.model.traces import Event
+from quiesce.model.validation import Observation
+from quiesce.model.values import Function, State, Value
+
+ACTIONS = (
+    *(
+        "ReceiveMetadata",
+        "PostReceive",
+        "AwaitReceive",
+        "AllGather",
+        "BeforeForward",
+        "SendMetadata",
+        "SendTensors",
+    ),
+    "ReapMetadata",
+)
+HIDDEN = {
+    "Forward": "\\E r \\in Ranks, b \\in Blocks : Forward(r, b)",
+    "Pass": "\\E s \\in Streams : Pass(s)",
+    "BeginWork": "\\E s \\in Streams : BeginWork(s)",
+    "EndWork": "\\E s \\in Streams : EndWork(s)",
+    "BeginTransfer": "\\E s \\in Streams : BeginTransfer(s)",
+    "EndTransfer": "\\E s \\in Streams : EndTransfer(s)",
+}
+
+
+def cases(events: Sequence[Event]) -> list[Case]:
+    """At most one: all links belong to one pipeline."""
+    mine = ordered([event for event in events if event.action in ACTIONS])
+    return [_case(mine)] if mine else []
+
+
+def _case(events: list[Event]) -> Case:
+    rank_of = {(e.process, e.subject): e.fields["r"] for e in events if "r" in e.fields}
+    sends = ("SendMetadata", "SendTensors")
+    last = {(e.process, e.subject): e.end for e in events if e.action in sends and e.outcome == "end"}
+    told = Told()
+    judged = [
+        e
+        for e in events
+        if (e.process, e.subject) in rank_of and e.begin <= (last.get((e.process, e.subject)) or e.begin)
+    ]
+    for event in judged:
+        rank = rank_of[event.process, event.subject] + 1
+        told.add(event, Observation(event.action, {"r": rank}))
+    ahead, steps, dicts = _shape(judged, rank_of)
+    most = max((e.fields["max_pending"] for e in events if "max_pending" in e.fields), default=64)
+    world = {
+        "LastRank": str(1 + max(rank_of.values(), default=1)),
+        "Steps": str(4 * ahead + 12),
+        "InFlight": str(ahead),
+        "MaxPending": str(max(most, ahead)),
+        "Flavour": '"gloo"',
+        "Fresh": "FALSE",
+        "Gather": "TRUE" if any(event.action == "AllGather" for event in judged) else "FALSE",
+        "Extra": "TRUE" if dicts > 1 else "FALSE",
+        "WaitTwice": "FALSE",
+    }
+    dropped = len(events) - len(judged)
+    return Case(
+        "stage_handoff",
+        f"pipeline of {1 + max(rank_of.values(), default=0)} ranks",
+        "stage_handoff_gloo",
+        tuple(told.events),
+        tuple(told.spans),
+        (world,),
+        {"Steps": str(steps + 2)},
+        "",
+        HIDDEN,
+        lambda state: canonical(state, ahead),
+        urgent=frozenset(HIDDEN),
+        notes=(f"{dropped} events after the last send of their rank are not judged",) if dropped else (),
+    )
+
+
+def _shape(events: Sequence[Event], rank_of: Mapping[tuple[str, int], int]) -> tuple[int, int, int]:
+    """How many steps the first rank starts before it needs an answer, how many it began, and dicts a step."""
+    first = [e.action for e in events if rank_of[e.process, e.subject] == 0 and e.outcome == "end"]
+    answered = first.index("ReceiveMetadata") if "ReceiveMetadata" in first else len(first)
+    begun = first.count("BeforeForward")
+    sent = first.count("SendMetadata")
+    return max(1, first[:answered].count("BeforeForward")), begun, round(sent / begun) if begun else 1
+
+
+def canonical(state: State, ahead: int) -> State:
+    """The same state with its steps moved back, each stream's count from what has run, and reached points alike."""
+    behind = max(0, min(state["step"]) - (ahead + 2))
+    ran = state["ran"]
+
+    def point(value: Mapping[str, Value]) -> Value:
+        return Function(stream=value["stream"], count=max(value["count"] - ran[value["stream"]], 0))
+
+    def version(value: int) -> int:
+        return max(value - behind, 0) if value > 0 else value
+
+    def item(value: Mapping[str, Any]) -> Value:
+        if value["kind"] == "wait":
+            return Function({**value, "point": point(value["point"])})
+        return Function({**value, "version": version(value["version"])})
+
+    def each(function: Any, change: Any) -> Value:
+        if isinstance(function, tuple):
+            return tuple(map(change, function))
+        return Function({key: change(value) for key, value in function.items()})
+
+    return State(
+        {
+            **state,
+            "queue": each(state["queue"], lambda items: tuple(map(item, items))),
+            "ran": each(ran, lambda _: 0),
+            "event": each(state["event"], point),
+            "memory": each(state["memory"], version),
+            "block": each(
+                state["block"], lambda b: Function({**b, "hold": frozenset(map(point, b["hold"]))})
+            ),
+            "step": tuple(step - behind for step in state["step"]),
+            "handles": each(state["handles"], lambda points: frozenset(map(point, points))),
+            "receiving": each(state["receiving"], lambda points: frozenset(map(point, points))),
+            "metadata": each(
+                state["metadata"],
+                lambda m: Function(sent=m["sent"] - m["reaped"], taken=m["taken"] - m["reaped"], reaped=0),
+            ),
+        }
+    )

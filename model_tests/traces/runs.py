@@ -1,0 +1,347 @@
+"""Real runs of the three protocols between processes, each process recorded, some killed at a step.
+
+Every function that makes a run takes the directory to record into. Processes are forked from a server that has
+everything imported, so that a run takes a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import zmq
+
+from quiesce import errors
+from quiesce.broadcast_ring import BroadcastRing
+from quiesce.events import Event, observe
+from quiesce.payload_receiver import PayloadReceiver
+from quiesce.payload_reuse import COPY_THRESHOLD, PayloadSender
+from quiesce.recording import record
+from quiesce.ring_reader import RingReader
+from quiesce.ring_wire import RingHandle
+from quiesce.stage_handoff import StageLink
+from quiesce.transport import TorchTransport
+
+LIMIT = 60.0
+"""Seconds that anything may take on a busy machine."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Where a process kills itself: at the `count`-th such edge of `action`."""
+
+    action: str
+    phase: str
+    count: int
+
+    def __call__(self, event: Event) -> None:
+        if (event.action, event.phase) == (self.action, self.phase):
+            object.__setattr__(self, "count", self.count - 1)
+            if not self.count:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def recorded(directory: Path, kill: Kill | None = None) -> Iterator[None]:
+    """Record this process; the observer that kills comes second, so that what it dies at is written down."""
+    with ExitStack() as stack:
+        stack.enter_context(record(directory))
+        if kill:
+            stack.enter_context(observe(kill))
+        yield
+
+
+class Process:
+    """A function running in a process of its own; `hears` what it says with its first argument, `say`."""
+
+    _context: Any = None
+
+    def __init__(self, function: Callable[..., object], *arguments: object) -> None:
+        if Process._context is None:
+            Process._context = multiprocessing.get_context("forkserver")
+            Process._context.set_forkserver_preload([__name__])
+        self._pipe, theirs = Process._context.Pipe()
+        self.process = Process._context.Process(target=_run, args=(theirs, function, arguments), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def hears(self) -> Any:
+        assert self._pipe.poll(LIMIT), "the process says nothing"
+        said = self._pipe.recv()
+        assert not isinstance(said, str) or not said.startswith("Traceback"), said
+        return said
+
+    def ends(self) -> int | None:
+        """Wait for its end; what it said last is looked at for an error."""
+        with suppress(EOFError):
+            while self._pipe.poll(LIMIT):
+                said = self._pipe.recv()
+                assert not isinstance(said, str) or not said.startswith("Traceback"), said
+        self.process.join(LIMIT)
+        return self.process.exitcode
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self._pipe.close()
+
+
+def _run(pipe: Any, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)  # the pool of a forked process's parent is not there
+    try:
+        function(pipe.send, *arguments)
+    except BaseException:
+        with suppress(OSError):
+            pipe.send(traceback.format_exc())
+
+
+@contextmanager
+def processes() -> Iterator[Callable[..., Process]]:
+    """Starts processes and leaves none behind."""
+    with ExitStack() as stack:
+
+        def start(function: Callable[..., object], *arguments: object) -> Process:
+            process = Process(function, *arguments)
+            stack.callback(process.end)
+            return process
+
+        yield start
+
+
+# ------------------------------------------------------------------------------------------------------- payload reuse
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A run of one sender and one receiver; `delay` in seconds at most between two messages received."""
+
+    messages: int = 20
+    address: str = "tcp://127.0.0.1:*"
+    free_limit: int = 2
+    delay: float = 0.0
+    seed: int = 1
+    high_water: int = 4
+    sender: type[PayloadSender] = PayloadSender
+    kill: Kill | None = None
+    peer_dies: bool = False
+
+
+def _send(say: Callable[[Any], None], directory: Path, run: Payload, address: str) -> None:
+    choose = random.Random(run.seed)
+    context = zmq.Context()
+    push = context.socket(zmq.PUSH)
+    push.sndhwm = run.high_water
+    push.connect(address)
+    with recorded(directory, run.kill), run.sender(push, free_limit=run.free_limit) as sender:
+        for number in range(run.messages):
+            pad = bytes([number % 251]) * choose.choice([400, COPY_THRESHOLD + 5_000])
+            tensors = [
+                torch.full((choose.choice([100, 30_000]),), number) for _ in range(choose.randrange(3))
+            ]
+            while True:
+                try:
+                    sender.send({"pad": pad, "tensors": tensors}, timeout=0 if choose.random() < 0.3 else 1.0)
+                    break
+                except errors.QuiesceTimeout:
+                    continue
+            if choose.random() < 0.3:
+                sender.settle()
+    context.term()
+
+
+def _receive(say: Callable[[Any], None], run: Payload) -> None:
+    choose = random.Random(run.seed)
+    context = zmq.Context()
+    pull = context.socket(zmq.PULL)
+    pull.rcvhwm = run.high_water
+    pull.bind(run.address)
+    say(pull.LAST_ENDPOINT.decode())
+    with PayloadReceiver(pull) as receiver:
+        for _ in range(run.messages):
+            try:
+                received = receiver.receive(LIMIT)
+            except (errors.QuiesceTimeout, errors.DecodeError):
+                continue
+            del received
+            time.sleep(choose.random() * run.delay)
+
+
+def payload(directory: Path, run: Payload) -> None:
+    with processes() as start:
+        receiver = start(_receive, run)
+        sender = start(_send, directory, run, receiver.hears())
+        ended = sender.ends()
+        assert ended == (-signal.SIGKILL if run.kill else 0), f"the sender ended with {ended}"
+
+
+# ------------------------------------------------------------------------------------------------------ broadcast ring
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A run of one writer and some readers; `kills` by rank, with -1 for the writer."""
+
+    messages: int = 12
+    readers: int = 2
+    slots: int = 2
+    window: int = 4
+    delay: float = 0.0
+    seed: int = 1
+    writer: type[BroadcastRing] = BroadcastRing
+    reader: type[RingReader] = RingReader
+    kills: tuple[tuple[int, Kill], ...] = ()
+    leave_after: int | None = None
+
+    def kill(self, rank: int) -> Kill | None:
+        return dict(self.kills).get(rank)
+
+
+SLOT_BYTES = 64 << 10
+
+
+def _write(say: Callable[[Any], None], directory: Path, run: Ring) -> None:
+    choose = random.Random(run.seed)
+    with (
+        recorded(directory, run.kill(-1)),
+        run.writer(
+            run.readers, slots=run.slots, slot_bytes=SLOT_BYTES, window=run.window, patience=0.002
+        ) as ring,
+    ):
+        say(ring.handle.to_json())
+        with suppress(errors.PeerDied):  # a reader that is killed while it joins
+            ring.wait_until_ready(LIMIT)
+        for number in range(run.messages):
+            size = choose.choice([10, 10, 2_000, 12_000])
+            tensor = torch.arange(size, dtype=torch.int64) + number
+            if choose.random() < 0.3 and tensor.nbytes < SLOT_BYTES:
+                with suppress(errors.QuiesceTimeout):
+                    loan = ring.empty(tensor.shape, tensor.dtype, timeout=0.05)
+                    loan.copy_(tensor)
+                    tensor = loan
+                    del loan
+            ring.publish({"number": number, "tensor": tensor}, LIMIT)
+            del tensor
+
+
+def _read(say: Callable[[Any], None], directory: Path, run: Ring, handle: str, rank: int) -> None:
+    choose = random.Random(run.seed + rank)
+    kept: list[Any] = []
+    with recorded(directory, run.kill(rank)):
+        reader = run.reader(RingHandle.from_json(handle), rank)
+        reader.lease_bytes = 8_000
+        with reader:
+            count = 0
+            give_up_at = time.monotonic() + LIMIT
+            while count != run.leave_after and time.monotonic() < give_up_at:
+                try:
+                    kept.append(reader.receive(0.02))
+                except errors.QuiesceTimeout:
+                    continue
+                except (errors.Closed, errors.PeerDied, errors.DecodeError, errors.QuiesceError):
+                    break
+                count += 1
+                if len(kept) > choose.randrange(3):
+                    kept.pop(0)
+                time.sleep(choose.random() * run.delay)
+        kept.clear()
+
+
+def ring(directory: Path, run: Ring) -> None:
+    with processes() as start:
+        writer = start(_write, directory, run)
+        handle = writer.hears()
+        readers = [start(_read, directory, run, handle, rank) for rank in range(run.readers)]
+        for rank, process in [(-1, writer), *enumerate(readers)]:
+            ended = process.ends()
+            assert ended == (-signal.SIGKILL if run.kill(rank) else 0), f"{rank} ended with {ended}"
+
+
+# ------------------------------------------------------------------------------------------------------- stage handoff
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Runs of one pipeline over gloo, one after the other: one trace for each directory."""
+
+    ranks: int = 2
+    steps: int = 6
+    in_flight: int = 2
+    delay: float = 0.0
+    extra: bool = False
+    link: type[StageLink] = StageLink
+    kills: tuple[tuple[int, Kill], ...] = ()
+
+
+def _stage(
+    say: Callable[[Any], None], directories: Sequence[Path], run: Stage, store: str, rank: int
+) -> None:
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=run.ranks,
+        timeout=timedelta(seconds=LIMIT),
+    )
+    for number, directory in enumerate(directories):
+        dist.barrier()
+        with recorded(directory, dict(run.kills).get(rank)):
+            link = run.link(
+                TorchTransport(),
+                source=(rank - 1) % run.ranks,
+                to=(rank + 1) % run.ranks,
+                max_pending=run.in_flight + run.extra * run.in_flight,
+                timeout=5.0 if run.kills else LIMIT,
+            )
+            try:
+                _pipeline(run, link, rank, random.Random(97 * number + rank))
+            except errors.QuiesceError:
+                if not run.kills:
+                    raise
+                return
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _pipeline(run: Stage, link: StageLink, rank: int, choose: random.Random) -> None:
+    output = torch.zeros(5_000)
+    with link:
+        for step in range(run.steps):
+            if rank or step >= run.in_flight:
+                received = link.irecv_tensor_dict()
+                time.sleep(choose.random() * run.delay)
+                received.wait()
+                if rank and run.extra:
+                    link.irecv_tensor_dict().wait()
+            link.before_forward()
+            output.fill_(step)
+            time.sleep(choose.random() * run.delay)
+            if rank == run.ranks - 1:
+                link.isend_tensor_dict({"token": step})
+            else:
+                link.isend_tensor_dict({"hidden": output})
+                if run.extra:
+                    link.isend_tensor_dict({"step": step})
+        for _ in range(0 if rank else min(run.in_flight, run.steps)):
+            link.irecv_tensor_dict().wait()
+
+
+def stage(directories: Sequence[Path], run: Stage) -> None:
+    store = str(directories[0].parent / f"store-{directories[0].name}")
+    with processes() as start:
+        ranks = [start(_stage, directories, run, store, rank) for rank in range(run.ranks)]
+        for rank, process in enumerate(ranks):
+            ended = process.ends()
+            assert ended == (-signal.SIGKILL if rank in dict(run.kills) else 0), f"{rank} ended with {ended}"
+    Path(store).unlink(missing_ok=True)
