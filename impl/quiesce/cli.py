@@ -12,6 +12,7 @@ def main() -> None:
 
         from quiesce.bench.command import bench
         from quiesce.console import CANNOT, EXIT_STATUSES, complain, end_on_terminate
+        from quiesce.demo.command import demo
         from quiesce.doctor import doctor
         from quiesce.model.command import check
         from quiesce.model.explain_command import explain
@@ -32,6 +33,7 @@ def main() -> None:
     )
     app.command("check")(check)
     app.command("explain")(explain)
+    app.command("demo")(demo)
     app.command("doctor")(doctor)
     app.add_typer(bench, name="bench")
     end_on_terminate()

@@ -1,0 +1,1 @@
+"""`quiesce demo`: a small serving engine whose tensors travel by all three protocols."""
