@@ -30,6 +30,8 @@ def start() -> None:
             str(_library()),
             f"-Xmx{HEAP >> 20}m",
             "-XX:+UseSerialGC",
+            # Each specification has classes of its own, which are gone before the optimising compiler pays.
+            "-XX:TieredStopAtLevel=1",
             "-Xrs",  # leaves Ctrl-C and SIGTERM to Python
             "-Djava.awt.headless=true",
             "--enable-native-access=ALL-UNNAMED",
