@@ -16,6 +16,7 @@ def main() -> None:
         from quiesce.doctor import doctor
         from quiesce.model.command import check
         from quiesce.model.explain_command import explain
+        from quiesce.model.trace_command import trace, validate
     except ModuleNotFoundError as error:
         print(
             f"quiesce: {error.name} is missing; install the tools with: pip install 'quiesce[model]'",
@@ -33,6 +34,8 @@ def main() -> None:
     )
     app.command("check")(check)
     app.command("explain")(explain)
+    app.command("trace")(trace)
+    app.command("validate")(validate)
     app.command("demo")(demo)
     app.command("doctor")(doctor)
     app.add_typer(bench, name="bench")
