@@ -7,22 +7,28 @@ Between calls nothing runs: the writer hears its readers, admits new ones and fo
 
 from __future__ import annotations
 
+import logging
 import math
 import mmap
 import os
 import secrets
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import zmq
 
+from quiesce.borrowing import Counters, age
 from quiesce.errors import Closed, NotQuiescent, PeerDied, QuiesceTimeout, ResourceExhausted, WrongProcess
 from quiesce.ring_codec import over
 from quiesce.ring_memory import SLICE_S, Layout, RingMemory, round_up
 from quiesce.ring_wire import DEFAULT_TIMEOUT_S, MODULUS, Codec, Deadline, RingHandle, context, new_secret
 from quiesce.ring_writer import BODY_WINDOW, LOAN_AT, RingWriter
+
+_log = logging.getLogger(__name__)
 
 
 class BroadcastRing(RingWriter):
@@ -96,6 +102,9 @@ class BroadcastRing(RingWriter):
         """What other processes attach with."""
 
         self._closed = False
+        self._lent_at: dict[int, float] = {}
+        self._messages = self._overflows = self._waits = 0
+        self._waited = False
         super().__init__(memory, key, socket, remote, spin, first_sequence % MODULUS)
 
     def wait_until_ready(self, timeout: float = DEFAULT_TIMEOUT_S) -> None:
@@ -168,6 +177,9 @@ class BroadcastRing(RingWriter):
                     self._await_room(deadline, BODY_WINDOW)
             if slot is None or plan is None:
                 self._overflow(frames)
+                self._overflows += 1
+                why = "it is too large" if plan is None else "no slot came free"
+                _log.debug("message %d goes beside the slots: %s", self._sequence, why)
             else:
                 try:
                     self._take(slot)
@@ -176,7 +188,29 @@ class BroadcastRing(RingWriter):
                     self._give_up(slot)
                     raise
                 self._publish(slot, frames, plan)
+                self._lent_at[slot] = time.monotonic()
+            self._messages += 1
             return self._complete()
+
+    def counters(self) -> Counters:
+        """Which slots are lent; a fallback is a message sent beside the slots, a wait one for a reader."""
+        lent = {slot: self._lent_at[slot] for slot in tuple(self._lent) if slot in self._lent_at}
+        first = min(lent, key=lambda slot: lent[slot], default=None)
+        holder = ""
+        if first is not None:
+            ranks = sorted(self._holders[first])
+            holder = (
+                ", ".join(f"reader {rank} ({self._peers.get(rank, 'gone')})" for rank in ranks)
+                or "the writer"
+            )
+        return Counters(
+            in_flight=len(lent),
+            oldest_s=age(None if first is None else lent[first]),
+            holder=holder,
+            messages=self._messages,
+            fallbacks=self._overflows,
+            waits=self._waits,
+        )
 
     def exclude(self, rank: int) -> None:
         """Forget a remote reader that has become unreachable; a local one is forgotten only when it has ended."""
@@ -213,6 +247,11 @@ class BroadcastRing(RingWriter):
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def _wait(self, deadline: Deadline, peers: list[Any]) -> None:
+        self._waits += not self._waited
+        self._waited = True
+        super()._wait(deadline, peers)
+
     @contextmanager
     def _turns(self, timeout: float) -> Iterator[Deadline]:
         """One caller at a time, in the process that made the ring."""
@@ -227,6 +266,7 @@ class BroadcastRing(RingWriter):
             if self._closed:
                 raise Closed("the ring is closed")
             self._complete()
+            self._waited = False
             yield deadline
         finally:
             self._turn.release()

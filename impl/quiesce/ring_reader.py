@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import zmq
 
+from quiesce.borrowing import Borrowing, Counters, age
 from quiesce.codec import Buffer
 from quiesce.errors import Closed, PeerDied, QuiesceError, QuiesceTimeout, WrongProcess
 from quiesce.events import action
@@ -75,7 +76,7 @@ class RingReader:
         self._cursor: int | None = None
         self._ended: QuiesceError | None = None
         self._closed = False
-        self._tokens = 0
+        self._tokens = self._received = 0
         self._opened: tuple[int, int, int, int, int] | None = None
         self._open_memory(handle)
         self._context = context()
@@ -103,8 +104,23 @@ class RingReader:
         """
         with self._turns(timeout) as deadline:
             self._await_welcome(deadline)
+            for slot, lease in self._leases():
+                lease.look(f"slot {slot} of the ring to reader {self.rank}")
             frames = self._next_frames(deadline)
+            self._received += 1
             return self._codec.decode(frames)
+
+    def counters(self) -> Counters:
+        """What is leased by this reader, whose own code holds it. There is no fallback; waits are not counted."""
+        since = min((lease.since for _, lease in self._leases()), default=None)
+        return Counters(
+            in_flight=len(self._leases()),
+            oldest_s=age(since),
+            holder="" if since is None else "this process",
+            messages=self._received,
+            fallbacks=0,
+            waits=0,
+        )
 
     def close(self) -> None:
         """Receive no more. Leases stay valid, and end as before. May be called twice.
@@ -184,6 +200,7 @@ class RingReader:
             else self._copied(slot, at, nbytes)
             for at, nbytes in pieces
         ]
+        self._releaser.leases[slot] = Borrowing()
         _leases.add(weakref.ref(mapping, partial(self._releaser.unmapped, slot)))
         self._opened = None
         return frames
@@ -223,6 +240,9 @@ class RingReader:
 
     def _connect(self, handle: RingHandle) -> None:
         self._socket.connect(handle.endpoint)
+
+    def _leases(self) -> list[tuple[int, Borrowing]]:
+        return list(self._releaser.leases.items())
 
     def _writer_is_gone(self) -> bool:
         return self._writer.has_ended()
@@ -371,6 +391,9 @@ class RemoteReader(RingReader):
     def _leave(self) -> None:
         self._say([BYE])
 
+    def _leases(self) -> list[tuple[int, Borrowing]]:
+        return []
+
     def _writer_is_gone(self) -> bool:
         return not self._socket.poll(0, zmq.POLLOUT)
 
@@ -401,6 +424,7 @@ class _Releaser:
         self._queue: deque[int] = deque()
         self._attended = threading.Lock()
         self._told = 0
+        self.leases: dict[int, Borrowing] = {}
 
     @action("Release", lambda self, result, slot: {"r": self.rank, "s": slot})
     def release(self, slot: int) -> None:
@@ -422,6 +446,7 @@ class _Releaser:
 
     def unmapped(self, slot: int, lease: object) -> None:
         _leases.discard(lease)
+        self.leases.pop(slot, None)
         if os.getpid() == self._pid:  # not for the copy of a lease in a forked child
             self.release(slot)
 
