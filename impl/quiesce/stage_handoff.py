@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 import torch
 
+from quiesce.borrowing import Borrowing, Counters, age
 from quiesce.errors import Closed, DecodeError, EncodeError, NotQuiescent, QuiesceError
 from quiesce.events import action
 from quiesce.streams import CpuBackend, StreamBackend
@@ -120,7 +121,8 @@ class StageLink:
         self.max_pending = max_pending
         self.timeout = timeout
         self._part, self._parts = tensor_parallel
-        self._sent = self._received = 0
+        self._sent = self._received = self._copied = self._waits = 0
+        self._borrowing: Borrowing | None = None
         self._unsettled: list[Handle] = []
         self._pending: deque[tuple[Handle, list[Handle]]] = deque()
         self._since_settled = 0
@@ -140,6 +142,18 @@ class StageLink:
     def pending(self) -> int:
         """Metadata messages sent and not reaped."""
         return len(self._pending)
+
+    def counters(self) -> Counters:
+        """What sends are unsettled; a fallback is a tensor copied to be sent, a wait one for metadata to be taken."""
+        lent = self._borrowing
+        return Counters(
+            in_flight=len(self._unsettled),
+            oldest_s=age(lent.since if lent else None),
+            holder=f"the send to rank {self.to}" if lent else "",
+            messages=self._sent,
+            fallbacks=self._copied,
+            waits=self._waits,
+        )
 
     def irecv_tensor_dict(
         self, into: Mapping[str, torch.Tensor] | None = None, timeout: float | None = None
@@ -273,6 +287,7 @@ class StageLink:
                 self._unsettled[0].wait(self._limit(timeout))
             del self._unsettled[0]
         self._since_settled = 0
+        self._borrowing = None
         while self._pending and self._has_arrived(*self._pending[0]):
             self._reap_metadata()
 
@@ -286,6 +301,7 @@ class StageLink:
     )
     def _send_metadata(self, message: bytes) -> Handle:
         # Full: the oldest must have been taken. This blocks only if fewer may be pending than steps are in flight.
+        self._waits += len(self._pending) >= self.max_pending
         while len(self._pending) >= self.max_pending:
             self._reap_metadata()
         with self._guarded():
@@ -299,6 +315,10 @@ class StageLink:
     def _send_tensors(self, tensors: Mapping[str, torch.Tensor]) -> list[Handle]:
         with self._guarded():
             handles = [self.transport.send(self._slice(t), self._peer(self.to)) for t in tensors.values()]
+        self._copied += sum(not tensor.is_contiguous() for tensor in tensors.values())
+        if self._borrowing is None:
+            self._borrowing = Borrowing()
+        self._borrowing.look(f"what rank {self.rank} sent")
         self._unsettled.extend(handles)
         self._pending[-1][1].extend(handles)
         return handles

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 import torch
 import zmq
+from model_tests.stage_handoff.faults import GoesOnHalfway, PeerDeathUnnoticed
 from model_tests.stage_handoff.pipeline import Pipeline as Ring
 from model_tests.stage_handoff.pipeline import Shape, faulty
 
+from quiesce.borrowing import warn_of_loans
 from quiesce.errors import Closed, DecodeError, EncodeError, NotQuiescent, QuiesceError, QuiesceTimeout
 from quiesce.events import Event, observe
 from quiesce.host_staging import HostStaging
@@ -218,6 +224,107 @@ def test_a_link_that_failed_stays_closed() -> None:
         link.before_forward()
 
 
+class Cut(Exception):
+    """What a signal handler raises."""
+
+
+def cut_at(action: str, phase: str) -> Any:
+    def observer(event: Event) -> None:
+        if (event.action, event.phase) == (action, phase):
+            raise Cut
+
+    return observer
+
+
+@pytest.mark.parametrize("kind", [StageLink, GoesOnHalfway])
+def test_an_exception_between_metadata_and_tensors_ends_the_sender(kind: type[StageLink]) -> None:
+    """Else the tensors of the next dict arrive in this one."""
+    link, peer, world = pair()
+    link.__class__ = kind
+    with observe(cut_at("SendTensors", "begin")), pytest.raises(Cut):
+        link.isend_tensor_dict({"x": torch.full((4,), 1)})
+    if kind is StageLink:
+        with pytest.raises(Closed, match="failed before"):
+            link.isend_tensor_dict({"x": torch.full((4,), 2)})
+    else:
+        link.isend_tensor_dict({"x": torch.full((4,), 2)})
+        values = peer.irecv_tensor_dict().wait()
+        world.drain()
+        assert values["x"].tolist() == [2] * 4
+
+
+@pytest.mark.parametrize("kind", [StageLink, GoesOnHalfway])
+def test_an_exception_between_metadata_and_tensors_ends_the_receiver(kind: type[StageLink]) -> None:
+    """Else it takes the tensors of this dict for those of the next; so with a buffer that does not fit."""
+    for fails in (cut_at("PostReceive", "begin"), lambda event: None):
+        link, peer, world = pair()
+        peer.__class__ = kind
+        for number in (1, 2):
+            link.isend_tensor_dict({"x": torch.full((4,), number)})
+        wrong = {"x": torch.zeros(3, dtype=torch.int64)}
+        with observe(fails), pytest.raises((Cut, DecodeError)):
+            peer.irecv_tensor_dict(into=wrong)
+        if kind is StageLink:
+            with pytest.raises(Closed, match="failed before"):
+                peer.irecv_tensor_dict()
+        else:
+            values = peer.irecv_tensor_dict().wait()
+            world.drain()
+            assert values["x"].tolist() == [1] * 4
+
+
+@pytest.mark.parametrize("kind", [SimulatedTransport, PeerDeathUnnoticed])
+def test_a_peer_that_says_nothing_is_waited_for_once(kind: type[SimulatedTransport]) -> None:
+    link, _, _ = pair()
+    link.transport.__class__ = kind
+    with pytest.raises(QuiesceTimeout):
+        link.irecv_tensor_dict()
+    assert getattr(link.transport, "tries", 0) == (100 if kind is PeerDeathUnnoticed else 0)
+    with pytest.raises(Closed):
+        link.irecv_tensor_dict()
+
+
+def test_a_link_is_of_its_process_and_used_by_one_thread_at_a_time() -> None:
+    link, _, _ = pair()
+    refused: list[BaseException] = []
+
+    def other(event: Event) -> None:
+        def use() -> None:
+            try:
+                link.before_forward()
+            except QuiesceTimeout as error:
+                refused.append(error)
+
+        if event.action == "SendMetadata" and event.phase == "begin":
+            thread = threading.Thread(target=use)
+            thread.start()
+            thread.join(20)
+
+    with observe(other):
+        link.isend_tensor_dict({"number": 0})
+    assert "another thread has used this stage link" in str(refused[0])
+    link.before_forward()
+    for call in (link.before_forward, link.irecv_tensor_dict, lambda: link.isend_tensor_dict({}), link.close):
+        assert child_says(call) == "WrongProcess"
+
+
+def child_says(call: Callable[[], object]) -> str:
+    """The name of the error that a call raises in a forked process."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(20)  # ends it if it hangs
+        try:
+            call()
+        except BaseException as error:
+            os.write(writing, type(error).__name__.encode())
+        os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading) as said:
+        return said.read()
+
+
 def test_close_settles_everything_or_says_so() -> None:
     """Closing waits for what is on its way; a closed link is of no use, and closing again does nothing."""
     link, peer, _ = pair("gloo")
@@ -342,3 +449,26 @@ def test_a_staged_buffer_is_used_in_turn() -> None:
     staging.close(1.0)
     with pytest.raises(Closed):
         staging.stage(torch.ones(1))
+
+
+def test_a_link_counts_and_tells_of_a_send_that_is_not_settled(caplog: pytest.LogCaptureFixture) -> None:
+    """A step that forgets `before_forward` shows in the age of its oldest send, and in a warning if asked for."""
+    warn_of_loans(0.0)
+    try:
+        link, peer, world = pair(max_pending=4)
+        assert (link.counters().in_flight, link.counters().holder) == (0, "")
+        link.isend_tensor_dict({"x": torch.zeros(4, 4), "y": torch.zeros(4)})
+        counters = link.counters()
+        assert (counters.in_flight, counters.messages, counters.fallbacks, counters.waits) == (2, 1, 0, 0)
+        assert counters.holder == "the send to rank 2"
+        assert counters.oldest_s > 0.0
+        link.isend_tensor_dict({"x": torch.arange(16).view(4, 4).t()})
+        assert link.counters().fallbacks == 1
+        assert "what rank 1 sent has been lent for" in caplog.text
+        for _ in range(2):
+            peer.irecv_tensor_dict().wait()
+        world.drain()
+        link.before_forward()
+        assert (link.counters().in_flight, link.counters().oldest_s) == (0, 0.0)
+    finally:
+        warn_of_loans(None)
