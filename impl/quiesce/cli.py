@@ -16,6 +16,7 @@ def main() -> None:
         from quiesce.doctor import doctor
         from quiesce.model.command import check
         from quiesce.model.explain_command import explain
+        from quiesce.model.mutation_command import mutate
         from quiesce.model.trace_command import trace, validate
     except ModuleNotFoundError as error:
         print(
@@ -34,6 +35,7 @@ def main() -> None:
     )
     app.command("check")(check)
     app.command("explain")(explain)
+    app.command("mutate")(mutate)
     app.command("trace")(trace)
     app.command("validate")(validate)
     app.command("demo")(demo)
