@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ STOPS = {
     ("SendPart", "end"),
     ("PartRefused", "error"),
     ("PartRefused", "end"),
+    ("Abort", "begin"),
     ("Abort", "end"),
     ("Remember", "end"),
     ("Recycle", "end"),
@@ -45,15 +47,19 @@ class Interrupted(BaseException):
 
 
 class Gate:
-    """A real tracker that shows itself done only once the test says so."""
+    """A real tracker that shows itself done only once the test says so.
+
+    `overlooked` while the sender looks at it a moment before it fires.
+    """
 
     def __init__(self, tracker: Tracker) -> None:
         self.tracker = tracker
         self.open = False
+        self.overlooked = False
 
     @property
     def done(self) -> bool:
-        return self.open and self.tracker.done
+        return self.open and not self.overlooked and self.tracker.done
 
     def wait(self, timeout: float) -> None:
         raise NotImplementedError("the test never waits on a gate")
@@ -68,12 +74,15 @@ class _Refusing(zmq.Socket):  # type: ignore[type-arg]
     """
 
     refuse = False
+    accepted = False
 
     def send(self, *args: Any, **options: Any) -> Any:
+        self.accepted = False
         result = super().send(*args, **options)
         if self.refuse:
             self.refuse = False
             raise zmq.Again
+        self.accepted = True
         return result
 
 
@@ -88,6 +97,7 @@ class World:
         socket = self.context.socket(zmq.PUSH, socket_class=_Refusing)
         socket.sndhwm = 1
         socket.bind(self.endpoint)
+        self.socket = socket
         self.sender = self._watched(cls)(socket, encoder=Encoder(), free_limit=free_limit)
         self.receiver = self._receiver()
         self.frames: list[zmq.Frame] = []
@@ -96,6 +106,8 @@ class World:
         self.tensor = torch.zeros(LARGE, dtype=torch.uint8)
         self.stepper = Stepper(self._is_stop)
         self.message: _Message | None = None
+        self.obj: dict[str, Any] = {}
+        self.unnoticed = False
 
     def _receiver(self) -> zmq.Socket[bytes]:
         receiver = self.context.socket(zmq.PULL)
@@ -136,15 +148,37 @@ class World:
                 key = message.number, index + 1
                 message.trackers[index] = self.gates[key] = self.owed.get(key) or Gate(tracker)
 
-    def call(self, shape: list[tuple[bool, bool]], number: int) -> Callable[[], object]:
-        """The call that sends message `number`: parts as (large, lent), the first of them the payload."""
-        pad = bytes([number]) * (LARGE if shape[0][0] else SMALL)
+    def call(self, lend: bool) -> Callable[[], object]:
+        """A call that sends a message whose object is made by `shape`, once the sender stands before encoding it."""
+        self.obj = {}
+        send = self.sender.lend if lend else self.sender.send
+        return lambda: send(self.obj, timeout=0)
+
+    def shape(self, parts: list[tuple[bool, bool]], number: int, lend: bool) -> None:
+        """Make the object of message `number`: its parts as (large, lent), the first of them the payload."""
+        pad = bytes([number]) * (LARGE if parts[0][0] else SMALL)
         tensors = []
-        for large, lent in shape[1:]:
-            tensor = self.tensor if lent else torch.full((LARGE,), number, dtype=torch.uint8)
-            tensors.append(tensor if large else tensor[:SMALL])
-        send = self.sender.lend if any(lent for _, lent in shape) else self.sender.send
-        return lambda: send({"pad": pad, "tensors": tensors}, timeout=0)
+        for large, lent in parts[1:]:
+            if lent:
+                tensors.append(self.tensor if large else self.tensor[:SMALL])
+            else:
+                # What is not contiguous is copied, so that it is not lent in a message that lends others.
+                columns = 2 if lend and large else 1
+                size = LARGE if large else SMALL
+                tensors.append(torch.full((size, columns), number, dtype=torch.uint8)[:, 0])
+        self.obj.update(pad=pad, tensors=tensors)
+
+    @contextmanager
+    def overlooking(self, seen: Collection[object] = ()) -> Iterator[None]:
+        """Whatever the sender looks at meanwhile, it finds no tracker fired but those of `seen`."""
+        gates = [gate for gate in self.gates.values() if gate not in seen]
+        for gate in gates:
+            gate.overlooked = True
+        try:
+            yield
+        finally:
+            for gate in gates:
+                gate.overlooked = False
 
     # What the environment does.
 
@@ -179,33 +213,38 @@ class World:
         )
         gate.open = True
 
-    def dies(self, within_message: bool, refuse: bool) -> None:
-        """PeerDies: the receiver closes. Within a message the pipe is dead to the end when this returns, so that its
-        next part is refused or swallowed as told; else the word of it waits in the sender's mailbox, unread.
-        """
-        socket = self.sender._socket
-        socket.get(zmq.EVENTS)
+    def dies(self) -> None:
+        """PeerDies: the receiver closes; the word of it waits in the sender's mailbox, unread."""
+        self.sender._socket.get(zmq.EVENTS)
         self.receiver.close(linger=0)
         assert self._told(PATIENCE), "the sender's socket was not told that its peer closed"
-        if within_message:
-            # The peer's word that it closes, then its answer to ours.
-            socket.get(zmq.EVENTS)
-            self._told(0.2)
-            socket.get(zmq.EVENTS)
-            socket.refuse = refuse
+        self.unnoticed = True
         # libzmq reads its mailbox at most once a millisecond of use; from now on it does at the next call.
-        time.sleep(0.005)
+        time.sleep(0.003)
+
+    def notice(self) -> None:
+        """Notice: the pipe is dead to the end: the peer's word that it closes, then its answer to ours."""
+        socket = self.sender._socket
+        socket.get(zmq.EVENTS)
+        if self.unnoticed and self.message is not None and self.stepper.running:
+            self._told(0.01)
+            socket.get(zmq.EVENTS)
+        self.unnoticed = False
 
     def _told(self, patience: float) -> bool:
         return bool(select.select([self.sender._socket.get(zmq.FD)], [], [], patience)[0])
 
     def returns(self) -> None:
-        """PeerReturns: a new receiver connects, and the sender's socket takes note."""
+        """PeerReturns: a new receiver connects; the sender takes note, unless it has not noticed the old one's end."""
         self.receiver = self._receiver()
         assert self._told(PATIENCE), "the sender's socket was not told that a peer connected"
-        self.sender._socket.get(zmq.EVENTS)
+        if not self.unnoticed:
+            self.sender._socket.get(zmq.EVENTS)
 
-    def overwrite(self, number: int) -> None:
+    def begin_overwrite(self, number: int) -> None:
+        self.tensor[: LARGE // 2].fill_(number)
+
+    def end_overwrite(self, number: int) -> None:
         self.tensor.fill_(number)
 
     # What the implementation is at.

@@ -64,6 +64,7 @@ class Oracle:
             file.write_text(config.text(), encoding="utf-8")
             self._tool = self._classes.tool(module.stem, file, directories)
         self.module = module
+        self.config = config
         self._constrained = constrained and bool(self._tool.hasStateOrActionConstraints())
         self._bridge = Bridge(self._classes, self._tool)
         self._next = Next(self._classes, self._tool, self._bridge)
