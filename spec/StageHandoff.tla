@@ -20,12 +20,17 @@
 (*       gathered from slices only behind the handle of the gather;        *)
 (*   H6  a receive into memory is ordered behind the reads of what lay     *)
 (*       there before;                                                     *)
-(*   H7  the handles of several dicts sent in one step add up.             *)
+(*   H7  the handles of several dicts sent in one step add up;             *)
+(*   H8  a call that fails halfway ends the link, and so does a peer that  *)
+(*       is gone: the messages on their way bear no names, so that a link  *)
+(*       that went on would take those of one dict for those of another.   *)
 (*                                                                         *)
 (* Streams of a rank: forward runs on "compute", sends on "out", receives  *)
 (* on "in", the all-gather on "gather". The other ranks of a tensor        *)
 (* parallel group behave alike, so that their slices are not modelled; nor *)
-(* are the contents of metadata, failures of a peer, and close.            *)
+(* are the contents of metadata, and close. A wait that runs out ends the  *)
+(* link as an exception does (Interrupt); a stopped process takes its time,*)
+(* as any may.                                                             *)
 (*                                                                         *)
 (* To see it fail: Fault = "handles_dropped" breaks DeliversForward (vllm  *)
 (* 54962), Fault = "metadata_send_blocking" deadlocks with two steps in    *)
@@ -42,9 +47,13 @@ CONSTANTS
     Fresh,       \* forward writes a block fresh from the allocator, rather than a static one
     Gather,      \* tensors arrive as slices and are gathered
     Extra,       \* a second dict, without tensors, is sent in each step
-    WaitTwice    \* every receive handle is waited for twice
+    WaitTwice,   \* every receive handle is waited for twice
+    Mortal,      \* ranks whose process may be killed
+    MayInterrupt \* whether an exception may end a call of a host halfway
 
 ASSUME MaxPending >= InFlight
+\* The kernel tells the peers of a process that died; NCCL, which has no such peer, waits for ever or aborts.
+ASSUME Mortal # {} => Flavour = "gloo"
 
 Ranks == 1..LastRank
 Senders == 1..(LastRank - 1)
@@ -62,7 +71,7 @@ StageBlocks ==
 VARIABLE at         \* where the host of each rank is in its step
 AtTypeInv == at \in [Ranks ->
     {"receive", "post", "await", "again", "gather", "extra", "settle", "forward",
-     "metadata", "tensors", "more", "stuck", "done"}]
+     "metadata", "tensors", "more", "stuck", "done", "failed", "dead"}]
 
 VARIABLE step       \* the step each rank is in
 StepTypeInv == step \in [Ranks -> 1..(Steps + 1)]
@@ -90,6 +99,8 @@ Compute(r) == <<r, "compute">>
 Out(r) == <<r, "out">>
 In(r) == <<r, "in">>
 Prev(r) == IF r = 1 THEN LastRank ELSE r - 1
+Gone(r) == at[r] \in {"failed", "dead"}
+Ended(r) == at[r] = "done" \/ Gone(r)
 OnItsWay(r) == metadata[r].sent - metadata[r].reaped
 
 \* The host of r is where it is, and is not held up by what it called before.
@@ -216,6 +227,29 @@ ReapMetadata(r) ==
     /\ metadata' = [metadata EXCEPT ![r].reaped = @ + 1]
     /\ UNCHANGED <<streamVars, at, step, output, handles, receiving>>
 
+\* H8: an exception, or a wait that ran out; what was enqueued goes on.
+Interrupt(r) ==
+    /\ MayInterrupt /\ ~Ended(r)
+    /\ IF Fault = "goes_on_halfway" /\ at[r] \in {"post", "tensors"}
+       THEN Ends(r)
+       ELSE at' = [at EXCEPT ![r] = "failed"] /\ UNCHANGED step
+    /\ UNCHANGED <<streamVars, output, handles, receiving, metadata>>
+
+\* H8: the connection to a rank that is gone is closed; found by whatever waits for it next, or when it is posted.
+FindPeerGone(r) ==
+    /\ Fault # "peer_death_unnoticed"
+    /\ ~Ended(r) /\ \E p \in Ranks : Gone(p) /\ (p = Prev(r) \/ r = Prev(p))
+    /\ at' = [at EXCEPT ![r] = "failed"]
+    /\ UNCHANGED <<streamVars, step, output, handles, receiving, metadata>>
+
+\* The process of a rank is gone, with its streams; transfers to and from it stay where they are.
+Kill(r) ==
+    /\ r \in Mortal /\ ~Ended(r)
+    /\ at' = [at EXCEPT ![r] = "dead"]
+    /\ queue' = [s \in Streams |-> IF s[1] = r THEN <<>> ELSE queue[s]]
+    /\ busy' = {s \in busy : s[1] # r /\ (First(s).kind # "work" => First(s).peer[1] # r)}
+    /\ UNCHANGED <<ran, event, memory, block, step, output, handles, receiving, metadata>>
+
 \* The environment: streams run by themselves.
 Pass(s) == StreamPasses(s) /\ UNCHANGED hostVars
 BeginWork(s) == StreamBegins(s) /\ UNCHANGED hostVars
@@ -223,13 +257,13 @@ EndWork(s) == StreamEnds(s) /\ UNCHANGED hostVars
 BeginTransfer(s) == TransferBegins(s) /\ UNCHANGED hostVars
 EndTransfer(s) == TransferEnds(s) /\ UNCHANGED hostVars
 
-\* The pipeline has run dry; stutters.
+\* The pipeline has run dry, or has ended where it was; stutters.
 Done ==
-    /\ \A r \in Ranks : at[r] = "done"
-    /\ \A s \in Streams : queue[s] = <<>>
+    /\ \A r \in Ranks : Ended(r)
+    /\ (\A r \in Ranks : ~Gone(r)) => \A s \in Streams : queue[s] = <<>>
     /\ UNCHANGED vars
 
-Next ==
+Going ==
     \/ \E r \in Ranks : ReceiveMetadata(r)
     \/ \E r \in Ranks : PostReceive(r)
     \/ \E r \in Ranks : AwaitReceive(r)
@@ -239,6 +273,7 @@ Next ==
     \/ \E r \in Ranks : SendMetadata(r)
     \/ \E r \in Ranks : SendTensors(r)
     \/ \E r \in Ranks : ReapMetadata(r)
+    \/ \E r \in Ranks : FindPeerGone(r)
     \/ \E s \in Streams : Pass(s)
     \/ \E s \in Streams : BeginWork(s)
     \/ \E s \in Streams : EndWork(s)
@@ -246,7 +281,13 @@ Next ==
     \/ \E s \in Streams : EndTransfer(s)
     \/ Done
 
-Spec == Init /\ [][Next]_vars /\ WF_vars(Next)
+Next ==
+    \/ Going
+    \/ \E r \in Ranks : Interrupt(r)
+    \/ \E r \in Ranks : Kill(r)
+
+\* Whoever can go on does; faults need not happen.
+Spec == Init /\ [][Next]_vars /\ WF_vars(Going)
 
 -----------------------------------------------------------------------------
 \* What a peer receives for step k is what forward k produced.
@@ -272,6 +313,9 @@ HandlesBounded == \A r \in Ranks : Cardinality(handles[r]) <= 1 /\ OnItsWay(r) <
 \* Every rank gets through every step.
 Finishes == <>(\A r \in Ranks : at[r] = "done")
 
+\* H8: nobody waits for ever for a rank that is gone.
+EndsTogether == <>(\A r \in Ranks : Ended(r))
+
 -----------------------------------------------------------------------------
 \* The law. The holder of a rank's output blocks is the stream it computes on; a transfer running or next to run is a loan.
 SentBlocks == UNION {Outputs(r) : r \in Senders}
@@ -292,5 +336,6 @@ NoTornRead == Lifecycle!NoTornRead
 RefinesBufferLifecycle == Lifecycle!Safety
 
 THEOREM Spec => [](TypeOK /\ DeliversForward /\ NothingReadEarly /\ NotFreedUnderSend /\ HandlesBounded)
-THEOREM Spec => Finishes /\ RefinesBufferLifecycle
+THEOREM Spec => EndsTogether /\ RefinesBufferLifecycle
+THEOREM Spec /\ Mortal = {} /\ ~MayInterrupt => Finishes
 =============================================================================

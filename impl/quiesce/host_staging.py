@@ -174,6 +174,7 @@ class HostStaging:
             waited = True
             if time.monotonic() > deadline:
                 raise QuiesceTimeout(
-                    f"all {self.limit} pinned buffers are staged or being read; settle and lend them, or raise limit"
+                    f"no pinned buffer came back within {timeout:g} s: all {self.limit} are staged, or a receiver "
+                    "still reads them; settle and lend them, or raise limit"
                 )
             time.sleep(_NAP)

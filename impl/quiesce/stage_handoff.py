@@ -8,9 +8,10 @@ tensors, and the shapes of those that are), then each tensor from device to devi
     outputs = forward(received)
     link.isend_tensor_dict(outputs)                    # returns at once; outputs are lent
 
-`before_forward` is the one place that settles the previous step. The rules, H1 to H7, and the faults they prevent are
-in `spec/StageHandoff.tla`. A link belongs to one thread. It cannot be used while a CUDA graph is being captured:
-capture forward alone, with static inputs and outputs, and call the link between replays.
+`before_forward` is the one place that settles the previous step. The rules, H1 to H8, and the faults they prevent are
+in `spec/StageHandoff.tla`. One thread uses a link at a time. A call that fails halfway, for whatever reason, ends it.
+It cannot be used while a CUDA graph is being captured: capture forward alone, with static inputs and outputs, and call
+the link between replays.
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -31,6 +31,9 @@ from quiesce.errors import Closed, DecodeError, EncodeError, NotQuiescent, Quies
 from quiesce.events import action
 from quiesce.streams import CpuBackend, StreamBackend
 from quiesce.transport import Handle, Transport
+from quiesce.turns import Turns
+
+R = TypeVar("R")
 
 TIMEOUT = 60.0
 """Seconds that a wait of a link may take unless told otherwise."""
@@ -78,14 +81,17 @@ class ReceivedDict:
     def wait(self, timeout: float | None = None) -> dict[str, Any]:
         """The dict, with its tensors safe to read on the current stream. Raises `QuiesceTimeout`, `PeerDied`."""
         if self.handles and not self._settled:
-            self._link._await_receive(self, timeout)
-            if any(tensor.sliced for tensor in self.metadata.tensors):
-                self._link._all_gather(self, timeout)
+            self._link._in_step(lambda: self._settle(timeout))
         self._settled = True
         tensors = {meta.key: self.wholes[meta.key] for meta in self.metadata.tensors}
         return {
             key: tensors[key] if key in tensors else self.metadata.values[key] for key in self.metadata.keys
         }
+
+    def _settle(self, timeout: float | None) -> None:
+        self._link._await_receive(self, timeout)
+        if any(tensor.sliced for tensor in self.metadata.tensors):
+            self._link._all_gather(self, timeout)
 
 
 class StageLink:
@@ -127,6 +133,7 @@ class StageLink:
         self._pending: deque[tuple[Handle, list[Handle]]] = deque()
         self._since_settled = 0
         self._closed = ""
+        self._turns = Turns("this stage link")
 
     @property
     def rank(self) -> int:
@@ -163,8 +170,12 @@ class StageLink:
         Tensors named in `into` are received there; they are ordered behind the current stream, which may still read
         them. Raises `QuiesceTimeout`, `PeerDied`, and `DecodeError` if the message does not fit.
         """
+        self._peer(self.source, "nobody to receive from; pass source")
+        return self._in_step(lambda: self._receive(into or {}, timeout))
+
+    def _receive(self, into: Mapping[str, torch.Tensor], timeout: float | None) -> ReceivedDict:
         metadata = self._receive_metadata(timeout)
-        parts, wholes = self._destinations(metadata, into or {})
+        parts, wholes = self._destinations(metadata, into)
         received = ReceivedDict(self, metadata, parts, wholes)
         if metadata.tensors:
             self._post_receive(received)
@@ -195,14 +206,17 @@ class StageLink:
                 )
         others = {key: value for key, value in values.items() if key not in tensors}
         message = self._message(Metadata(self._sent, others, metas, tuple(values)))
-        metadata = self._send_metadata(message)
-        return [metadata, *(self._send_tensors(tensors) if tensors else ())]
+        self._peer(self.to)
+        return self._in_step(
+            lambda: [self._send_metadata(message), *(self._send_tensors(tensors) if tensors else ())]
+        )
 
     def close(self, timeout: float | None = None) -> None:
         """Wait until everything sent has arrived, for at most `timeout` seconds altogether, and end the link.
 
         Raises `QuiesceTimeout` or `PeerDied` if something may not have; the link is closed all the same.
         """
+        self._turns.check_process()
         if self._closed:
             return
         deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
@@ -232,11 +246,7 @@ class StageLink:
 
     @action("ReceiveMetadata", lambda link, result, timeout: {"r": link.rank, "message": result.number})
     def _receive_metadata(self, timeout: float | None) -> Metadata:
-        self._usable()
-        if self.source is None:
-            raise QuiesceError(f"rank {self.rank} has nobody to receive from; pass source to StageLink")
-        with self._guarded():
-            message = self.transport.receive_message(self.source, self._limit(timeout))
+        message = self.transport.receive_message(self._peer(self.source), self._limit(timeout))
         try:
             metadata = _decode(message)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
@@ -260,8 +270,7 @@ class StageLink:
     @action("AwaitReceive", lambda link, result, received, timeout: {"r": link.rank})
     def _await_receive(self, received: ReceivedDict, timeout: float | None) -> None:
         for handle in received.handles:
-            with self._guarded():
-                handle.wait(self._limit(timeout))
+            handle.wait(self._limit(timeout))
 
     @action("AllGather", lambda link, result, received, timeout: {"r": link.rank})
     def _all_gather(self, received: ReceivedDict, timeout: float | None) -> None:
@@ -271,8 +280,7 @@ class StageLink:
             if meta.sliced
         ]
         for handle in gathers:
-            with self._guarded():
-                handle.wait(self._limit(timeout))
+            handle.wait(self._limit(timeout))
 
     @action("BeforeForward", lambda link, result, timeout=None: {"r": link.rank})
     def before_forward(self, timeout: float | None = None) -> None:
@@ -281,10 +289,11 @@ class StageLink:
         With NCCL the current stream is ordered behind the sends and the host goes on; with gloo the host waits. Reaps
         metadata that is known to have arrived. Raises `QuiesceTimeout`, `PeerDied`.
         """
-        self._usable()
+        self._in_step(lambda: self._settle_previous(self._limit(timeout)))
+
+    def _settle_previous(self, timeout: float) -> None:
         while self._unsettled:
-            with self._guarded():
-                self._unsettled[0].wait(self._limit(timeout))
+            self._unsettled[0].wait(timeout)
             del self._unsettled[0]
         self._since_settled = 0
         self._borrowing = None
@@ -304,8 +313,7 @@ class StageLink:
         self._waits += len(self._pending) >= self.max_pending
         while len(self._pending) >= self.max_pending:
             self._reap_metadata()
-        with self._guarded():
-            handle = self.transport.send_message(message, self._peer(self.to))
+        handle = self.transport.send_message(message, self._peer(self.to))
         self._pending.append((handle, []))
         self._sent += 1
         self._since_settled += 1
@@ -313,8 +321,7 @@ class StageLink:
 
     @action("SendTensors", lambda link, result, tensors: {"r": link.rank})
     def _send_tensors(self, tensors: Mapping[str, torch.Tensor]) -> list[Handle]:
-        with self._guarded():
-            handles = [self.transport.send(self._slice(t), self._peer(self.to)) for t in tensors.values()]
+        handles = [self.transport.send(self._slice(t), self._peer(self.to)) for t in tensors.values()]
         self._copied += sum(not tensor.is_contiguous() for tensor in tensors.values())
         if self._borrowing is None:
             self._borrowing = Borrowing()
@@ -325,8 +332,7 @@ class StageLink:
 
     @action("ReapMetadata", lambda link, result: {"r": link.rank})
     def _reap_metadata(self) -> None:
-        with self._guarded():
-            self._pending[0][0].wait(self.timeout)
+        self._pending[0][0].wait(self.timeout)
         self._pending.popleft()
 
     @staticmethod
@@ -342,21 +348,26 @@ class StageLink:
                 "a stage link cannot be used under graph capture; capture forward alone, between its calls"
             )
 
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """A transport that failed once has lost a message, so that the link ends with it."""
-        try:
-            yield
-        except QuiesceError as error:
-            self._closed = f"it failed before ({error})"
-            raise
+    def _in_step(self, call: Callable[[], R]) -> R:
+        """H8: one call at a time, and the link ends with one that fails: nobody knows which message comes next."""
+        self._turns.check_process()
+        self._usable()
+
+        def guarded() -> R:
+            try:
+                return call()
+            except BaseException as error:
+                self._closed = f"it failed before ({str(error) or type(error).__name__})"
+                raise
+
+        return self._turns.take(0.0, guarded)
 
     def _limit(self, timeout: float | None) -> float:
         return self.timeout if timeout is None else timeout
 
-    def _peer(self, peer: int | None) -> int:
+    def _peer(self, peer: int | None, lack: str = "nobody to send to; pass `to`") -> int:
         if peer is None:
-            raise QuiesceError(f"rank {self.rank} has nobody to send to; pass `to` to StageLink")
+            raise QuiesceError(f"rank {self.rank} has {lack} to StageLink")
         return peer
 
     def _is_sliced(self, tensor: torch.Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -171,6 +171,28 @@ class EmptyDictNotSent(StageLink):
         return super().isend_tensor_dict(values)
 
 
+class GoesOnHalfway(StageLink):
+    """A call that failed halfway is forgotten."""
+
+    def _in_step(self, call: Callable[[], Any]) -> Any:
+        return call()
+
+
+class PeerDeathUnnoticed(SimulatedTransport):
+    """Whoever waits for a message tries again for ever, here a hundred times, although nobody is left to send it."""
+
+    tries = 0
+
+    def receive_message(self, source: int, timeout: float) -> bytes:
+        while True:
+            try:
+                return super().receive_message(source, timeout)
+            except QuiesceTimeout:
+                self.tries += 1
+                if self.tries == 100:
+                    raise
+
+
 EXTRA = Shape(extra=True, max_pending=3)
 CORRUPTING: dict[str, Shape] = {
     "handles_dropped": faulty(Shape(), link=HandlesDropped),
@@ -192,3 +214,9 @@ STOPPING: dict[str, Shape] = {
     "empty_dict_not_sent": faulty(Shape(), link=EmptyDictNotSent),
 }
 """Faults that stop the pipeline."""
+
+ENDING: dict[str, type] = {
+    "goes_on_halfway": GoesOnHalfway,
+    "peer_death_unnoticed": PeerDeathUnnoticed,
+}
+"""Faults of a link that should have ended."""
