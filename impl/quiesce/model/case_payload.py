@@ -124,10 +124,8 @@ class _Sender:
 
     def _start(self) -> tuple[dict[str, Value], list[str]]:
         """Where the recording begins: with the sender, or in the middle, with buffers whose past is not known."""
-        encoded = [
-            event.fields["message"] for event in self.events if event.action == "Encode" and event.fields
-        ]
-        if encoded[:1] <= [1]:
+        number = min((e.fields["message"] for e in self.events if "message" in e.fields), default=1)
+        if number == 1:
             return {}, []
         first: dict[ModelValue, str] = {}
         for event, span in zip(self.told.events, self.told.spans, strict=True):
@@ -141,7 +139,7 @@ class _Sender:
             "pending": frozenset(Function(buffer=name, asked=frozenset(), message=1) for name in pending),
         }
         return start, [
-            f"recorded from message {encoded[0]} on: {len(free)} buffers are taken to have been free then, and "
+            f"recorded from message {number} on: {len(free)} buffers are taken to have been free then, and "
             f"{len(pending)} settled"
         ]
 

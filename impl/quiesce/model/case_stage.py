@@ -1,13 +1,14 @@
 """What a recorded pipeline of `StageLink` means in `spec/StageHandoff.tla`, with handles that block the host (gloo).
 
 Seen are the calls of the links. Hidden are forward, which is the caller's, and the transfers. Rank `n` of the transport
-is rank `n + 1` of the specification. A trace is of one pipeline without tensor parallelism, from its making on; what a
-rank does after its last send, when it takes the last answers and closes, is outside the specification and not judged.
+is rank `n + 1` of the specification. A trace is of one pipeline without tensor parallelism, from its making on. That
+the first rank takes the last answers when it has sent everything is outside the specification and not judged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from quiesce.model.case import Case, Told, ordered
@@ -45,14 +46,9 @@ def cases(events: Sequence[Event]) -> list[Case]:
 
 def _case(events: list[Event]) -> Case:
     rank_of = {(e.process, e.subject): e.fields["r"] for e in events if "r" in e.fields}
-    sends = ("SendMetadata", "SendTensors")
-    last = {(e.process, e.subject): e.end for e in events if e.action in sends and e.outcome == "end"}
     told = Told()
-    judged = [
-        e
-        for e in events
-        if (e.process, e.subject) in rank_of and e.begin <= (last.get((e.process, e.subject)) or e.begin)
-    ]
+    acting = [event for event in events if (event.process, event.subject) in rank_of]
+    judged = _without_the_last_answers(acting, rank_of)
     for event in judged:
         rank = rank_of[event.process, event.subject] + 1
         told.add(event, Observation(event.action, {"r": rank}))
@@ -69,7 +65,7 @@ def _case(events: list[Event]) -> Case:
         "Extra": "TRUE" if dicts > 1 else "FALSE",
         "WaitTwice": "FALSE",
     }
-    dropped = len(events) - len(judged)
+    dropped = len(acting) - len(judged)
     return Case(
         "stage_handoff",
         f"pipeline of {1 + max(rank_of.values(), default=0)} ranks",
@@ -82,8 +78,18 @@ def _case(events: list[Event]) -> Case:
         HIDDEN,
         lambda state: canonical(state, ahead),
         urgent=frozenset(HIDDEN),
-        notes=(f"{dropped} events after the last send of their rank are not judged",) if dropped else (),
+        notes=(f"{dropped} answers that the first rank took after its last send are not judged",)
+        if dropped
+        else (),
     )
+
+
+def _without_the_last_answers(events: Sequence[Event], rank_of: Mapping[tuple[str, int], int]) -> list[Event]:
+    first = [event for event in events if rank_of[event.process, event.subject] == 0]
+    sent = max((n for n, event in enumerate(first) if event.action == "SendMetadata"), default=len(first))
+    after = [event for event in first[sent:] if event.action in ("ReceiveMetadata", "BeforeForward")]
+    last = [event for before, event in pairwise(after) if before.action == event.action == "ReceiveMetadata"]
+    return [event for event in events if event not in last]
 
 
 def _shape(events: Sequence[Event], rank_of: Mapping[tuple[str, int], int]) -> tuple[int, int, int]:

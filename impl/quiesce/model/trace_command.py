@@ -1,4 +1,4 @@
-"""`quiesce trace` and `quiesce validate`: record what a command does, and hold recordings against the specifications."""
+"""`quiesce trace` and `quiesce validate`: record what a command does, and hold that against the specifications."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def _second(found: list[tuple[Trace, list[Verdict]]]) -> str:
         if answer != verdict.explanation.accepted:
             other = "accepted" if answer else "rejected"
             raise ModelError(
-                f"TLC's command line says that {verdict.case.title} is {other}, and it was {verdict.outcome} here: one of "
-                "the two is wrong; please report it with the trace"
+                f"TLC's command line says that {verdict.case.title} is {other}, and it was {verdict.outcome} here: one "
+                "of the two is wrong; please report it with the trace"
             )
     return f"TLC's command line agrees on {len(decided)} of {len(verdicts)} cases"
 
