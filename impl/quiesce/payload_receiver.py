@@ -17,6 +17,7 @@ from quiesce.payload_reuse import TIMEOUT, translating
 from quiesce.turns import Turns
 
 T = TypeVar("T")
+_NOBLOCK = int(zmq.NOBLOCK)
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,10 @@ class _Receiver(Generic[T]):
             frames: list[zmq.Frame] = []
             try:
                 more = True
-                while more:
-                    with translating("nothing was received"):
-                        frames.append(self._plain.recv(zmq.NOBLOCK, copy=False))
-                    more = frames[-1].more
+                with translating("nothing was received"):
+                    while more:
+                        frames.append(self._plain.recv(_NOBLOCK, copy=False))
+                        more = frames[-1].more
             except zmq.Again:
                 return None
             except Closed:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from quiesce.model import tlc
@@ -15,9 +13,6 @@ MODELS = [m.name for m in MANIFEST.models.values() if m.protocol == "payload_reu
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif(
-    os.environ.get("QUIESCE_PROFILE") != "nightly", reason="set QUIESCE_PROFILE=nightly to run this"
-)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_behaviour_ends_without_any_fairness(name: str) -> None:
     model = MANIFEST.models[name]
