@@ -50,7 +50,21 @@ class Kill:
         if (event.action, event.phase) == (self.action, self.phase):
             object.__setattr__(self, "count", self.count - 1)
             if not self.count:
-                os.kill(os.getpid(), signal.SIGKILL)
+                self.happen()
+
+    def happen(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Interrupted(BaseException):
+    """What a signal handler might raise."""
+
+
+class Interrupt(Kill):
+    """Raises there instead."""
+
+    def happen(self) -> None:
+        raise Interrupted
 
 
 @contextmanager
@@ -122,7 +136,7 @@ def processes() -> Iterator[Callable[..., Process]]:
 
 def _endings(kill: Kill | None) -> tuple[int, ...]:
     """How a process may end; one that is to be killed may get through before it comes to that step so often."""
-    return (0, -signal.SIGKILL) if kill else (0,)
+    return (0, -signal.SIGKILL) if kill and not isinstance(kill, Interrupt) else (0,)
 
 
 # ------------------------------------------------------------------------------------------------------- payload reuse
@@ -140,7 +154,6 @@ class Payload:
     high_water: int = 4
     sender: type[PayloadSender] = PayloadSender
     kill: Kill | None = None
-    peer_dies: bool = False
 
 
 def _send(say: Callable[[Any], None], directory: Path, run: Payload, address: str) -> None:
@@ -161,6 +174,8 @@ def _send(say: Callable[[Any], None], directory: Path, run: Payload, address: st
                     break
                 except errors.QuiesceTimeout:
                     continue
+                except Interrupted:
+                    break
             if choose.random() < 0.3:
                 sender.settle()
     context.term()

@@ -149,7 +149,7 @@ def canonical(state: State, messages: int, window: int) -> State:
     not there. A view that nobody misses is dropped: that disables nothing.
     """
     admitted, life = state["admitted"], state["life"]
-    there = [r for r in life if life[r] in ("in", "dying") or r in admitted]
+    there = [r for r in life if life[r] == "in" or r in admitted]
     cursors = [state["cursor"][r] for r in there]
     leaving = [notice["at"] for r in life for notice in state["notices"][r] if notice["kind"] == "leave"]
     oldest = min([state["sequence"], *cursors, *leaving])
