@@ -26,7 +26,8 @@ class Case:
     the counters need not be moved back, for TLC. `definitions` is TLA+ that constants and conditions refer to; `hidden`
     maps the actions that nobody records to the TLA+ that takes them; of these `canonical` takes the `settled` ones at
     once. `urgent` and `canonical` are as for `Walk`.
-    `start` are the variables that differ from the initial state, where the recording began later.
+    `start` are the variables that differ from the initial state, where the recording began later. `unjudged` says why
+    the specification has no word on it, "" if it has.
     """
 
     protocol: str
@@ -43,6 +44,7 @@ class Case:
     urgent: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
     start: Mapping[str, Value] = field(default_factory=dict)
+    unjudged: str = ""
 
     def initial(self, walk: Walk) -> list[State]:
         """The states in which the recording may have begun."""

@@ -120,6 +120,9 @@ class _Sender:
             frozenset(),
             tuple(notes),
             start,
+            "a message could not be encoded, which the specification does not know"
+            if any(event.action == "Encode" and event.outcome == "error" for event in self.events)
+            else "",
         )
 
     def _start(self) -> tuple[dict[str, Value], list[str]]:

@@ -98,6 +98,9 @@ def _case(events: list[Event]) -> Case:
         HIDDEN,
         lambda state: canonical(state, messages, window),
         frozenset({"Drop"}),
+        unjudged=""
+        if any(event.action == "Admit" for event in events) or "Open" not in seen
+        else "the ring was not recorded from its making on",
         notes=() if closed else ("the ring was not closed: this is judged as the beginning of its run",),
     )
 

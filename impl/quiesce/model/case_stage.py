@@ -61,7 +61,7 @@ def _case(events: list[Event]) -> Case:
         "MaxPending": str(max(most, ahead)),
         "Flavour": '"gloo"',
         "Fresh": "FALSE",
-        "Gather": "TRUE" if any(event.action == "AllGather" for event in judged) else "FALSE",
+        "Gather": "FALSE",
         "Extra": "TRUE" if dicts > 1 else "FALSE",
         "WaitTwice": "FALSE",
     }
@@ -78,10 +78,22 @@ def _case(events: list[Event]) -> Case:
         HIDDEN,
         lambda state: canonical(state, ahead),
         urgent=frozenset(HIDDEN),
+        unjudged=_unjudged(events),
         notes=(f"{dropped} answers that the first rank took after its last send are not judged",)
         if dropped
         else (),
     )
+
+
+def _unjudged(events: Sequence[Event]) -> str:
+    devices = {event.fields["device"] for event in events if "device" in event.fields}
+    if devices - {"CpuBackend"}:
+        return (
+            f"with {', '.join(sorted(devices))} the streams, which are not recorded, decide what happens when"
+        )
+    if any(event.action == "AllGather" for event in events):
+        return "tensor parallel ranks are several to one rank of the specification"
+    return ""
 
 
 def _without_the_last_answers(events: Sequence[Event], rank_of: Mapping[tuple[str, int], int]) -> list[Event]:

@@ -48,6 +48,8 @@ def judge(case: Case, bound: int = BOUND) -> Verdict:
     First with as few hidden steps as will do, which finds nearly every behaviour there is; then with all of them, so
     that a rejection holds for every interleaving. Undetermined if that is more than `bound` states at a time.
     """
+    if case.unjudged:
+        return Verdict(case, Explanation("undetermined", 0, message=case.unjudged))
     began = time.monotonic()
     history = History(case.spans)
     for world in case.worlds:
