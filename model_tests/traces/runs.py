@@ -135,8 +135,11 @@ def processes() -> Iterator[Callable[..., Process]]:
 
 
 def _endings(kill: Kill | None) -> tuple[int, ...]:
-    """How a process may end; one that is to be killed may get through before it comes to that step so often."""
-    return (0, -signal.SIGKILL) if kill and not isinstance(kill, Interrupt) else (0,)
+    """How a process may end; one that is to be killed may get through before it comes to that step so often.
+
+    255 is what multiprocessing says when its server was asked before it knew.
+    """
+    return (0, -signal.SIGKILL, 255) if kill and not isinstance(kill, Interrupt) else (0,)
 
 
 # ------------------------------------------------------------------------------------------------------- payload reuse
@@ -144,7 +147,10 @@ def _endings(kill: Kill | None) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Payload:
-    """A run of one sender and one receiver; `delay` in seconds at most between two messages received."""
+    """A run of one sender and one receiver; `delay` in seconds at most between two messages received.
+
+    `large`: every message is a large payload with two tensors; otherwise payloads and tensors are of any size.
+    """
 
     messages: int = 20
     address: str = "tcp://127.0.0.1:*"
@@ -154,6 +160,7 @@ class Payload:
     high_water: int = 4
     sender: type[PayloadSender] = PayloadSender
     kill: Kill | None = None
+    large: bool = False
 
 
 def _send(say: Callable[[Any], None], directory: Path, run: Payload, address: str) -> None:
@@ -202,7 +209,8 @@ def payload(directory: Path, run: Payload) -> None:
     with processes() as start:
         receiver = start(_receive, run)
         sender = start(_send, directory, run, receiver.hears())
-        assert sender.ends() in _endings(run.kill)
+        ended = sender.ends()
+        assert ended in _endings(run.kill), f"the sender ended with {ended}"
 
 
 # ------------------------------------------------------------------------------------------------------ broadcast ring
