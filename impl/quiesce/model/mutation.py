@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from quiesce.model.actions import (
 from quiesce.model.errors import ModelError
 from quiesce.model.manifest import SMALL, Manifest, Model
 from quiesce.model.oracle import Oracle
-from quiesce.model.output import VIOLATIONS
+from quiesce.model.output import VIOLATIONS, Progress
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -88,12 +89,12 @@ class Trial:
 def guards(oracle: Oracle) -> list[Guard]:
     """All guards of all actions, each once, in the order of the next-state relation.
 
-    Left out are those of MC modules, and those without variables: they switch parts of a model on, and without one of
-    them it is another model, not a mutant.
+    Left out are those of MC modules, those without variables, which switch parts of a model on, and those of `Done`,
+    which stutters: without one of these it is another model, not a mutant.
     """
     walker = _Walker(oracle)
     for action, definition in oracle._next.definitions.items():
-        for node in definition.nodes:
+        for node in definition.nodes if action != "Done" else ():
             walker.walk(node, action)
     return [guard for guard in walker.found.values() if not guard.module.startswith("MC")]
 
@@ -191,20 +192,38 @@ def mutate(
     explained = reasons(manifest)
     small = [model for model in manifest.models.values() if model.size == SMALL]
 
+    stop = threading.Event()
+
+    def go_on(progress: Progress) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+
     def tried(guard: Guard) -> Trial:
         # An environment's guard may matter only in the models of its own.
         own = [model for model in small if model.module == f"MC{guard.module}" and model not in models]
-        trial = _try(
-            guard, [*models, *own], manifest, explained.get((guard.module, guard.action, guard.text), "")
-        )
+        reason = explained.get((guard.module, guard.action, guard.text), "")
+        trial = _try(guard, [*models, *own], manifest, reason, go_on)
         heard(trial)
         return trial
 
     with ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(tried, chosen))
+        futures = [pool.submit(tried, guard) for guard in chosen]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            stop.set()
+            for future in futures:
+                future.cancel()
+            raise
 
 
-def _try(guard: Guard, models: Sequence[Model], manifest: Manifest, reason: str) -> Trial:
+def _try(
+    guard: Guard,
+    models: Sequence[Model],
+    manifest: Manifest,
+    reason: str,
+    go_on: Callable[[Progress], None],
+) -> Trial:
     fate: Fate = "same"
     with tempfile.TemporaryDirectory(prefix="quiesce-mutant-") as scratch:
         path = next(file for file in _places(guard.module, manifest.libraries) if file.is_file())
@@ -219,6 +238,7 @@ def _try(guard: Guard, models: Sequence[Model], manifest: Manifest, reason: str)
                 timeout=TIMEOUT_S,
                 coverage=False,
                 short=True,
+                progress=go_on,
             )
             if result.verdict == "parse":
                 raise ModelError(f"{guard.module} without {guard.text!r} is no module: {result.message}")

@@ -171,7 +171,7 @@ def _cut(text: str, longest: int) -> str:
 
 # ------------------------------------------------------------------------------------------------------- as HTML
 
-_PAGE = """
+PAGE = """
 body { margin: 0 auto; padding: 1.5rem; max-width: 75rem; background: var(--paper); color: var(--ink);
   font: 16px/1.5 ui-sans-serif, system-ui, sans-serif; }
 h1 { font-size: 1.4rem; margin: 0 0 .25rem; } h1 code { font-size: 1em; }
@@ -202,7 +202,7 @@ def html(explanation: Explanation) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(item.mutant.name)} - quiesce</title><style>{_CSS}{_PAGE}</style></head><body>"
+        f"<title>{escape(item.mutant.name)} - quiesce</title><style>{_CSS}{PAGE}</style></head><body>"
         f"<h1><code>{escape(item.mutant.name)}</code> in {escape(item.mutant.model)}</h1>"
         f"<p>{escape(item.cause)}</p><p><strong>{escape(item.happening)}</strong></p>"
         f'<div class="scroll">{svg(item)}</div>'
