@@ -177,7 +177,9 @@ def _send(say: Callable[[Any], None], directory: Path, run: Payload, address: st
             ]
             while True:
                 try:
-                    sender.send({"pad": pad, "tensors": tensors}, timeout=0 if choose.random() < 0.3 else 1.0)
+                    sender.send(
+                        {"pad": pad, "tensors": tensors}, timeout=0.02 if choose.random() < 0.3 else 1.0
+                    )
                     break
                 except errors.QuiesceTimeout:
                     continue

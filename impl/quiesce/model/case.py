@@ -26,7 +26,8 @@ class Case:
     the counters need not be moved back, for TLC. `definitions` is TLA+ that constants and conditions refer to; `hidden`
     maps the actions that nobody records to the TLA+ that takes them; of these `canonical` takes the `settled` ones at
     once. `urgent` and `canonical` are as for `Walk`.
-    `start` are the variables that differ from the initial state, where the recording began later. `unjudged` says why
+    `start` are the variables that differ from the initial state, where the recording began later, and `offset` those by
+    which counters start where they come out right when they are moved back. `unjudged` says why
     the specification has no word on it, "" if it has.
     """
 
@@ -44,11 +45,12 @@ class Case:
     urgent: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
     start: Mapping[str, Value] = field(default_factory=dict)
+    offset: Mapping[str, Value] = field(default_factory=dict)
     unjudged: str = ""
 
     def initial(self, walk: Walk) -> list[State]:
         """The states in which the recording may have begun."""
-        return [State({**state, **self.start}) for state in walk.oracle.initial()]
+        return [State({**state, **self.start, **self.offset}) for state in walk.oracle.initial()]
 
     def walk(self, world: Constants) -> Walk:
         """The behaviours of the specification under these constants; loaded once a process."""
@@ -107,8 +109,8 @@ class Told:
 
 
 def rounded(least: int) -> str:
-    """The next of 4, 8, 16, ...: few different constants mean few specifications to load."""
-    return str(max(4, 1 << (least - 1).bit_length()))
+    """The next of 2, 4, 8, ...: few different constants mean few specifications to load."""
+    return str(max(2, 1 << (least - 1).bit_length()))
 
 
 def named(prefix: str, count: int) -> str:

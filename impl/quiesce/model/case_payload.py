@@ -92,14 +92,14 @@ class _Sender:
         lent = any(part["lent"] for shape in self.shapes for part in shape)
         lents = "FALSE, TRUE" if lent else "FALSE"
         base = {
-            "Buffers": named("b", int(rounded(self.most))),
+            "Buffers": named("b", self._buffers()),
             "Tensors": named("t", 1) if lent else "{}",
             "MaxMessage": rounded(max(self.spread, 4) + 3),
-            "MaxParts": rounded(max(map(len, self.shapes), default=1)),
+            "MaxParts": rounded(max(4, *map(len, self.shapes))),
             "Shapes": "<- TracedShapes",
             "Transport": '"stream"',
             "HighWater": "1",
-            "FreeLimit": str(min(self.limit, int(rounded(self.most)))),
+            "FreeLimit": str(min(self.limit, self._buffers())),
             "PeerMayDie": "FALSE",
             "MayInterrupt": "TRUE" if "Abort" in seen else "FALSE",
         }
@@ -120,7 +120,7 @@ class _Sender:
             frozenset(),
             tuple(notes),
             start,
-            "a message could not be encoded, which the specification does not know"
+            unjudged="a message could not be encoded, which the specification does not know"
             if any(event.action == "Encode" and event.outcome == "error" for event in self.events)
             else "",
         )
@@ -196,6 +196,9 @@ class _Sender:
         heading = parts.get(self.message, len(shape)) - len(shape)
         self.shape = tuple([Function(large=False, lent=False)] * heading + shape)
         self.shapes.add(self.shape)
+
+    def _buffers(self) -> int:
+        return int(rounded(max(4, self.most)))
 
     def _name(self, key: int) -> ModelValue:
         if key not in self.names:

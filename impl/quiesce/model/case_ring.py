@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from quiesce.model.case import Case, Told, named, ordered
+from quiesce.model.case import Case, Told, named, ordered, rounded
 from quiesce.model.traces import Event
 from quiesce.model.validation import Condition, Observation, Span
 from quiesce.model.values import Function, ModelValue, State, Value
@@ -67,22 +67,21 @@ def _case(events: list[Event]) -> Case:
         told.add(event, *steps, lasting=event.action == "Join")
     seen = {event.action for event in events if event.outcome == "end"}
     remote = {e.fields["r"] for e in events if e.action == "Join" and e.fields and e.cls == "RemoteReader"}
-    gone = {e.fields["r"] for e in events if e.action in ("Exclude", "Vacate") and e.fields}
-    # Counters go round the window two times and a bit; the last message keeps its place in the window.
-    least = 2 * window + 2
-    messages = least + (published - least) % window
+    # Counters go round the window a few times, and are moved back by whole windows.
+    messages = 4 * window
     spans = tuple(
         _closing(span, messages) if event.action == "Close" else span
         for event, span in zip(told.events, told.spans, strict=True)
     )
+    readers = named("r", int(rounded(max(ranks, default=0) + 1)))
     world = {
-        "Slots": named("s", max(slots, default=0) + 1),
-        "Readers": named("r", max(ranks, default=0) + 1),
-        "Remote": _set(remote),
-        "Late": named("r", max(ranks, default=0) + 1),
-        "Leavers": named("r", max(ranks, default=0) + 1),
+        "Slots": named("s", int(rounded(max(slots, default=0) + 1))),
+        "Readers": readers,
+        "Remote": "{" + ", ".join(f"r{rank + 1}" for rank in sorted(remote)) + "}",
+        "Late": readers,
+        "Leavers": readers,
         # Who was never found to have ended may as well live on and do nothing.
-        "Mortal": _set(gone),
+        "Mortal": readers if seen & {"Exclude", "Vacate"} else "{}",
         "Keepers": "{}",
         "Sleepers": "{}",
         "Window": str(window),
@@ -105,15 +104,13 @@ def _case(events: list[Event]) -> Case:
         HIDDEN,
         lambda state: canonical(state, messages, window),
         frozenset({"Drop"}),
+        # So that the last message is the last of a window, as number `messages` is.
+        offset={"sequence": -published % window} if closed else {},
         unjudged=""
         if any(event.action == "Admit" for event in events) or "Open" not in seen
         else "the ring was not recorded from its making on",
         notes=() if closed else ("the ring was not closed: this is judged as the beginning of its run",),
     )
-
-
-def _set(ranks: set[int]) -> str:
-    return "{" + ", ".join(f"r{rank + 1}" for rank in sorted(ranks)) + "}"
 
 
 def _closing(span: Span, messages: int) -> Span:

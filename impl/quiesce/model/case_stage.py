@@ -53,9 +53,12 @@ def _case(events: list[Event]) -> Case:
         rank = rank_of[event.process, event.subject] + 1
         told.add(event, Observation(event.action, {"r": rank}))
     ahead, steps, dicts = _shape(judged, rank_of)
+    # Of its neighbours a rank tells even if they never got as far as telling anything.
+    named = [e.fields.get(name) for e in events for name in ("r", "source", "to")]
+    ranks = 1 + max([1, *(rank for rank in named if rank is not None)])
     most = max((e.fields["max_pending"] for e in events if "max_pending" in e.fields), default=64)
     world = {
-        "LastRank": str(1 + max(rank_of.values(), default=1)),
+        "LastRank": str(ranks),
         "Steps": str(4 * ahead + 12),
         "InFlight": str(ahead),
         "MaxPending": str(max(most, ahead)),
@@ -68,7 +71,7 @@ def _case(events: list[Event]) -> Case:
     dropped = len(acting) - len(judged)
     return Case(
         "stage_handoff",
-        f"pipeline of {1 + max(rank_of.values(), default=0)} ranks",
+        f"pipeline of {ranks} ranks",
         "stage_handoff_gloo",
         tuple(told.events),
         tuple(told.spans),
