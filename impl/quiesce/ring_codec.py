@@ -6,10 +6,11 @@ and has the same two methods.
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -21,6 +22,9 @@ from quiesce.errors import DecodeError, EncodeError
 
 INLINE_BYTES = 1024
 """Smaller buffers stand inside the pickle, bytes."""
+_LONE = b"T"  # a pickle begins with 0x80
+Head = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
+"""Element type, shape, strides and flags of a tensor."""
 _PLAIN, _PARAMETER, _GRAD, _CONJ, _NEG = 0, 1, 2, 4, 8
 
 
@@ -44,11 +48,14 @@ class PickleCodec:
     Plain CPU tensors and Parameters travel as the bytes they reach over, with their strides, conjugate and
     negative bits and `requires_grad`; a tensor with gaps travels as its elements. Tensors of one message over the
     same bytes arrive sharing memory. Every other tensor (subclasses, sparse, quantized, on a device, with
-    attributes, hooks or tangents) is left to torch's own reducer.
+    attributes, hooks or tangents) is left to torch's own reducer. A message that is one such tensor needs no pickler.
     """
 
     def encode(self, obj: object) -> list[Buffer]:
         """The pickle, then the out-of-band buffers, which are the caller's memory. Raises EncodeError."""
+        if _is_plain(obj):
+            head, bytes_at = _describe(obj)
+            return [_lone(*head), *([_flat(*bytes_at)] if bytes_at else [])]
         buffers: list[Buffer] = []
 
         def beside(buffer: pickle.PickleBuffer) -> bool:
@@ -71,6 +78,8 @@ class PickleCodec:
     def decode(self, frames: Sequence[Buffer]) -> Any:
         """The object, over the memory of the frames. Raises DecodeError."""
         try:
+            if bytes(frames[0][:1]) == _LONE:
+                return _rebuild(_storage(frames[1]) if len(frames) > 1 else None, *_head_of(bytes(frames[0])))
             return pickle.loads(frames[0], buffers=frames[1:])
         except Exception as error:
             raise DecodeError(f"cannot load the pickle of a message: {error!r}") from error
@@ -83,36 +92,17 @@ class _Pickler(pickle.Pickler):
         self._flats: dict[tuple[int, int], _Flat] = {}
 
     def reducer_override(self, obj: Any) -> Any:
-        cls = type(obj)
-        if (cls is torch.Tensor or cls is torch.nn.Parameter) and _is_plain(obj):
-            return self._reduce(obj, cls is torch.nn.Parameter)
-        return NotImplemented
-
-    def _reduce(self, tensor: torch.Tensor, parameter: bool) -> Any:
-        flags = _PARAMETER if parameter else _PLAIN
-        if tensor.requires_grad:
-            flags |= _GRAD
-        tensor = tensor.detach()
-        span = _span(tensor)
-        if span > tensor.numel():
-            tensor = tensor.contiguous()
-            span = tensor.numel()
-        if tensor.is_conj():
-            flags |= _CONJ
-        if tensor.is_neg():
-            flags |= _NEG
+        if not _is_plain(obj):
+            return NotImplemented
+        head, bytes_at = _describe(obj)
         flat = None
-        if span:
-            size, nbytes = tensor.element_size(), span * tensor.element_size()
-            storage = tensor.untyped_storage()
-            start = int(tensor.storage_offset()) * size
-            if storage.nbytes() < start + nbytes:
-                raise EncodeError("a tensor has lost its storage, freed or shrunk; send it before that")
+        if bytes_at:
+            storage, nbytes, start = bytes_at
             key = storage.data_ptr() + start, nbytes
             flat = self._flats.get(key)
             if flat is None:
-                self._flats[key] = flat = _Flat(over(storage, torch.uint8, (nbytes,), (1,), start).numpy())
-        return _rebuild, (flat, tensor.dtype, tuple(tensor.shape), tensor.stride(), flags)
+                self._flats[key] = flat = _Flat(_flat(*bytes_at))
+        return _rebuild, (flat, *head)
 
 
 class _Flat:
@@ -127,15 +117,58 @@ class _Flat:
         return _storage, (pickle.PickleBuffer(self.array),)
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def _is_plain(tensor: object) -> TypeGuard[torch.Tensor]:
     return (
-        tensor.layout is torch.strided
+        isinstance(tensor, torch.Tensor)
+        and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
         and tensor.is_cpu
         and not (tensor.is_quantized or tensor.is_nested or tensor.is_meta or tensor.__dict__)
         and not tensor._backward_hooks
         and not (forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None)  # type: ignore[no-untyped-call]
         and not getattr(tensor, "has_names", bool)()
     )
+
+
+def _describe(tensor: torch.Tensor) -> tuple[Head, tuple[torch.UntypedStorage, int, int] | None]:
+    """What makes the tensor again; and its storage, how many bytes of it, and from where, unless it has none."""
+    flags = _PARAMETER if type(tensor) is torch.nn.Parameter else _PLAIN
+    if tensor.requires_grad:
+        flags |= _GRAD
+        tensor = tensor.detach()
+    span = tensor.numel() if tensor.is_contiguous() else _span(tensor)
+    if span > tensor.numel():
+        tensor = tensor.detach().contiguous()
+        span = tensor.numel()
+    if tensor.is_conj():
+        flags |= _CONJ
+    if tensor.is_neg():
+        flags |= _NEG
+    bytes_at = None
+    if span:
+        size, nbytes = tensor.element_size(), span * tensor.element_size()
+        storage, start = tensor.untyped_storage(), int(tensor.storage_offset()) * size
+        if storage.nbytes() < start + nbytes:
+            raise EncodeError("a tensor has lost its storage, freed or shrunk; send it before that")
+        bytes_at = storage, nbytes, start
+    return (tensor.dtype, tuple(tensor.shape), tensor.stride(), flags), bytes_at
+
+
+@functools.lru_cache(256)
+def _lone(*head: Any) -> bytes:
+    """The first frame of a message that is one tensor, in place of a pickle."""
+    return _LONE + pickle.dumps(head, protocol=5)
+
+
+@functools.lru_cache(256)
+def _head_of(lone: bytes) -> Head:
+    head: Head = pickle.loads(lone[1:])
+    return head
+
+
+def _flat(storage: torch.UntypedStorage, nbytes: int, start: int) -> NDArray[np.uint8]:
+    array: NDArray[np.uint8] = over(storage, torch.uint8, (nbytes,), (1,), start).numpy()
+    return array
 
 
 def _span(tensor: torch.Tensor) -> int:

@@ -13,6 +13,7 @@ import ctypes
 import errno
 import fcntl
 import hashlib
+import hmac
 import mmap
 import os
 import select
@@ -21,6 +22,9 @@ import time
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
+from quiesce.codec import Buffer
 from quiesce.errors import DecodeError, PeerDied, QuiesceError, ResourceExhausted
 
 MAGIC = b"QRNG"
@@ -64,6 +68,7 @@ class Semaphore:
             raise OSError(ctypes.get_errno(), "sem_init")
 
     def post(self) -> None:
+        """Leave one post; wakes a sleeper. OSError when there are 2**31 - 1 already."""
         if self._post(self._at):
             raise OSError(ctypes.get_errno(), "sem_post")
 
@@ -158,7 +163,6 @@ class RingMemory:
     """The segment, mapped shared. It stays mapped as long as anything refers to it."""
 
     def __init__(self, fd: int, layout: Layout) -> None:
-        self.fd = fd
         self.layout = layout
         self.mapping = mmap.mmap(fd, layout.total)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.mapping))
@@ -168,6 +172,8 @@ class RingMemory:
         entries = self.view[layout.entries_at : layout.entries_at + layout.window * ENTRY_BYTES].cast("Q")
         words = ENTRY_BYTES // 8
         self.entries = [entries[i * words : i * words + 4] for i in range(layout.window)]
+        # Last: from here on the descriptor is this object's to close.
+        self.fd = fd
 
     def __del__(self) -> None:
         fd, self.fd = getattr(self, "fd", -1), -1
@@ -196,10 +202,17 @@ class RingMemory:
         for rank in memory.ranks:
             rank.reset()
         pid = os.getpid()
-        _HEADER.pack_into(
-            memory.mapping, 0, MAGIC, VERSION, layout.ranks, layout.slots, layout.window, layout.slot_bytes,
-            pid, start_time(pid) or 0, digest(secret, b"segment"),
-        )  # fmt: skip
+        fields = (
+            MAGIC,
+            VERSION,
+            layout.ranks,
+            layout.slots,
+            layout.window,
+            layout.slot_bytes,
+            pid,
+            start_time(pid) or 0,
+        )
+        _HEADER.pack_into(memory.mapping, 0, *fields, digest(secret, b"segment", repr(fields).encode()))
         return memory
 
     @classmethod
@@ -212,7 +225,9 @@ class RingMemory:
         try:
             mine = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError as error:
-            raise PeerDied(f"the writer, process {pid}, is gone or has closed the ring ({path})") from error
+            raise PeerDied(
+                f"cannot attach: the writer, process {pid}, is gone or has closed the ring ({path})"
+            ) from error
         except OSError as error:
             raise QuiesceError(
                 f"cannot open {path} ({error.strerror}); run reader and writer as the same user "
@@ -222,14 +237,26 @@ class RingMemory:
             head = os.pread(mine, _HEADER.size, 0)
             if len(head) < _HEADER.size:
                 raise DecodeError(f"{path} is not a broadcast ring")
-            magic, version, ranks, slots, window, slot_bytes, owner, started, mark = _HEADER.unpack(head)
-            if (magic, version) != (MAGIC, VERSION) or mark != digest(secret, b"segment"):
+            *fields, mark = _HEADER.unpack(head)
+            magic, version, ranks, slots, window, slot_bytes, owner, started = fields
+            if magic == MAGIC and version != VERSION:
+                raise DecodeError(
+                    f"{path} is a ring of version {version}; this library reads version {VERSION}"
+                )
+            if not hmac.compare_digest(mark, digest(secret, b"segment", repr(tuple(fields)).encode())):
                 raise DecodeError(
                     f"{path} is not the ring of this handle; the handle is out of date or forged"
                 )
             if owner != pid or start_time(pid) != started:
-                raise PeerDied(f"the writer, process {pid}, is gone")
+                raise PeerDied(f"cannot attach: the writer, process {pid}, is gone")
             return cls(mine, Layout(ranks, slots, window, slot_bytes))
+        except OSError as error:
+            os.close(mine)
+            if error.errno in (errno.ENOMEM, errno.EMFILE):
+                raise ResourceExhausted(
+                    error.errno, f"cannot map the ring of process {pid} ({error.strerror}); raise the limit"
+                ) from error
+            raise DecodeError(f"{path} is not a broadcast ring ({error.strerror})") from error
         except BaseException:
             os.close(mine)
             raise
@@ -244,6 +271,23 @@ def available_memory() -> int:
             return min(free, int(limit.read()) - int(used.read()))
     except (OSError, ValueError):
         return free  # no control group, or no limit
+
+
+SHORT_BYTES = 1 << 16
+"""Shorter copies are made by Python itself, others by numpy, which lets other threads go on meanwhile."""
+
+
+def copy(target: memoryview, source: Buffer) -> None:
+    """Copy bytes between buffers of one size."""
+    if target.nbytes < SHORT_BYTES:
+        target[:] = memoryview(source)
+    else:
+        np.frombuffer(target, np.uint8)[:] = np.frombuffer(source, np.uint8)
+
+
+def copied(source: memoryview) -> Buffer:
+    """The same bytes in memory of their own."""
+    return bytearray(source) if source.nbytes < SHORT_BYTES else np.array(np.frombuffer(source, np.uint8))
 
 
 def round_up(n: int, unit: int) -> int:

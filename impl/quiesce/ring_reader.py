@@ -22,9 +22,9 @@ import zmq
 
 from quiesce.borrowing import Borrowing, Counters, age
 from quiesce.codec import Buffer
-from quiesce.errors import Closed, PeerDied, QuiesceError, QuiesceTimeout, WrongProcess
+from quiesce.errors import Closed, DecodeError, PeerDied, QuiesceError, QuiesceTimeout, WrongProcess
 from quiesce.events import action
-from quiesce.ring_memory import SLICE_S, Process, RingMemory, start_time
+from quiesce.ring_memory import SLICE_S, Process, RingMemory, copied, start_time
 from quiesce.ring_wire import (
     ACK,
     BODY,
@@ -32,6 +32,7 @@ from quiesce.ring_wire import (
     CLOSE,
     DEFAULT_TIMEOUT_S,
     MODULUS,
+    PING,
     REFUSED,
     WELCOME,
     Codec,
@@ -43,6 +44,7 @@ from quiesce.ring_wire import (
     unpack_head,
 )
 from quiesce.ring_writer import CLOSING, LEFT, SLOT
+from quiesce.turns import Turns
 
 LEASE_BYTES = 1 << 20
 """Buffers from this size on are received without copying, bytes; smaller ones are copied out."""
@@ -71,13 +73,14 @@ class RingReader:
         self._key = handle.key
         self._codec = Codec(handle.serializer)
         self._spin = spin
-        self._turn = threading.Lock()
+        self._turn = Turns("this reader")
         self._nonce = os.urandom(16)
         self._cursor: int | None = None
         self._ended: QuiesceError | None = None
         self._closed = False
         self._tokens = self._received = 0
         self._opened: tuple[int, int, int, int, int] | None = None
+        self._heard: list[zmq.Frame] | None = None
         self._open_memory(handle)
         self._context = context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -129,19 +132,14 @@ class RingReader:
         """
         if self._closed or os.getpid() != self._pid:
             return
-        if not self._turn.acquire(timeout=DEFAULT_TIMEOUT_S):
-            raise QuiesceTimeout(
-                f"another thread has used the reader for {DEFAULT_TIMEOUT_S:g} s; end it first"
-            )
-        try:
+        with self._turn.taken(DEFAULT_TIMEOUT_S):
+            self._pay()
             self._closed = True
             if self._cursor is None:
                 self._say([BYE])
             elif self._ended is None:
                 self._leave()
             self._context.destroy(linger=int(1e3 * SLICE_S))
-        finally:
-            self._turn.release()
 
     def __enter__(self) -> RingReader:
         return self
@@ -178,6 +176,7 @@ class RingReader:
     @action("Copy", lambda self, result, slot, pieces: {"r": self.rank, "s": slot})
     def _copy(self, slot: int, pieces: list[tuple[int, int]]) -> list[Buffer]:
         frames = [self._copied(slot, at, nbytes) for at, nbytes in pieces]
+        self._releaser.owed.add(slot)
         self._opened = None
         return frames
 
@@ -207,7 +206,7 @@ class RingReader:
 
     @action("TakeBody", lambda self, result, parts: {"r": self.rank})
     def _take_body(self, parts: list[zmq.Frame]) -> list[Buffer]:
-        self._opened = None
+        self._opened = self._heard = None
         return received(parts, self.lease_bytes)
 
     @action("TimeOut", lambda self, result, deadline: {"r": self.rank})
@@ -269,6 +268,7 @@ class RingReader:
                 self._cursor = sequence
 
     def _next_frames(self, deadline: Deadline) -> list[Buffer]:
+        self._pay()
         if self._opened is None:
             if not self._tokens:
                 self._await_post(deadline)
@@ -276,18 +276,27 @@ class RingReader:
             if self._ended:
                 raise _anew(self._ended)
         assert self._opened is not None
-        kind, _, slot, table_at, count = self._opened
+        kind, due, slot, table_at, count = self._opened
         if kind != SLOT:
             return self._await_body(deadline)
-        words = struct.unpack_from(
-            f"<{2 * count}Q", self._memory.mapping, self._memory.layout.slot_at(slot) + table_at
-        )
+        layout = self._memory.layout
+        if slot >= layout.slots or table_at + 16 * count > layout.slot_bytes:
+            raise self._broken(due)
+        words = struct.unpack_from(f"<{2 * count}Q", self._memory.mapping, layout.slot_at(slot) + table_at)
         pieces = list(zip(words[::2], words[1::2], strict=True))
+        if any(at + nbytes > layout.slot_bytes for at, nbytes in pieces):
+            raise self._broken(due)
         if any(nbytes >= self.lease_bytes for _, nbytes in pieces):
             return self._lease(slot, pieces)
         frames = self._copy(slot, pieces)
-        self._releaser.release(slot)
+        self._pay()
         return frames
+
+    def _pay(self) -> None:
+        self._releaser.pay()
+
+    def _broken(self, due: int) -> QuiesceError:
+        return QuiesceError(f"what message {due} says of its slot cannot be: the ring is broken; attach anew")
 
     def _await_post(self, deadline: Deadline) -> None:
         posts = self._words.posts
@@ -311,12 +320,18 @@ class RingReader:
         assert self._opened is not None
         due = self._opened[1]
         while True:
-            parts = self._listen(deadline)
-            if parts is None:
+            # Kept until it is taken, whatever exception comes in between.
+            self._heard = self._heard or self._listen(deadline)
+            if self._heard is None:
                 raise self._time_out(deadline)
-            kind, sequence = unpack_head(self._key, self._nonce, parts)
+            try:
+                kind, sequence = unpack_head(self._key, self._nonce, self._heard)
+            except DecodeError:
+                self._heard = None
+                raise
             if kind == BODY and sequence == due:
-                return self._take_body(parts[1:])
+                return self._take_body(self._heard[1:])
+            self._heard = None
 
     def _listen(self, deadline: Deadline) -> list[zmq.Frame] | None:
         """What comes next over ZMQ; None at the deadline. PeerDied if the writer has ended and nothing is left."""
@@ -330,7 +345,7 @@ class RingReader:
 
     def _copied(self, slot: int, at: int, nbytes: int) -> Buffer:
         start = self._memory.layout.slot_at(slot) + at
-        return np.array(np.frombuffer(self._memory.mapping, np.uint8, nbytes, start))
+        return copied(self._memory.view[start : start + nbytes])
 
     def _check_due(self, sequence: int, due: int) -> None:
         if sequence != due:
@@ -345,16 +360,12 @@ class RingReader:
             raise WrongProcess(
                 "this reader was made in another process; attach one here by the ring's handle"
             )
-        if not self._turn.acquire(timeout=min(timeout, threading.TIMEOUT_MAX)):
-            raise QuiesceTimeout(f"another thread has used the reader for {timeout:g} s")
-        try:
+        with self._turn.taken(timeout):
             if self._closed:
                 raise Closed("this reader is closed")
             if self._ended:
                 raise _anew(self._ended)
             yield deadline
-        finally:
-            self._turn.release()
 
 
 class RemoteReader(RingReader):
@@ -394,6 +405,9 @@ class RemoteReader(RingReader):
     def _leases(self) -> list[tuple[int, Borrowing]]:
         return []
 
+    def _pay(self) -> None:
+        """Nothing is held in shared memory."""
+
     def _writer_is_gone(self) -> bool:
         return not self._socket.poll(0, zmq.POLLOUT)
 
@@ -402,6 +416,8 @@ class RemoteReader(RingReader):
         if parts is None:
             raise self._time_out(deadline)
         kind, sequence = unpack_head(self._key, self._nonce, parts)
+        if kind == PING:
+            return self._next_frames(deadline)
         self._check_due(sequence, (self._cursor + 1) % MODULUS)  # type: ignore[operator]
         frames = self._take_next(kind, parts[1:])
         if self._ended:
@@ -423,13 +439,26 @@ class _Releaser:
         self._pid = os.getpid()
         self._queue: deque[int] = deque()
         self._attended = threading.Lock()
+        self._paying = threading.Lock()
         self._told = 0
+        self.owed: set[int] = set()
+        """Slots let go, of which the writer is still to be told."""
         self.leases: dict[int, Borrowing] = {}
 
     @action("Release", lambda self, result, slot: {"r": self.rank, "s": slot})
     def release(self, slot: int) -> None:
         """R4: the copy has ended, or the last view of the lease is gone."""
+        self.owed.discard(slot)
         self.tell(slot)
+
+    def pay(self) -> None:
+        """Release what is owed, also what an exception came in front of."""
+        while self.owed and self._paying.acquire(blocking=False):
+            try:
+                for slot in tuple(self.owed):
+                    self.release(slot)
+            finally:
+                self._paying.release()
 
     def tell(self, notice: int) -> None:
         self._queue.append(notice)
@@ -448,7 +477,8 @@ class _Releaser:
         _leases.discard(lease)
         self.leases.pop(slot, None)
         if os.getpid() == self._pid:  # not for the copy of a lease in a forked child
-            self.release(slot)
+            self.owed.add(slot)
+            self.pay()
 
 
 # The weak references to leased mappings: they must outlive the reader that took them.

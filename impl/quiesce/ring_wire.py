@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import zmq
 
@@ -24,7 +25,9 @@ from quiesce.errors import DecodeError
 from quiesce.ring_codec import PickleCodec
 from quiesce.ring_memory import digest
 
-HELLO, BYE, ACK, WELCOME, REFUSED, BODY, CLOSE = b"H", b"B", b"A", b"W", b"R", b"D", b"C"
+HELLO, BYE, ACK, WELCOME, REFUSED, BODY, CLOSE, PING = b"H", b"B", b"A", b"W", b"R", b"D", b"C", b"P"
+LONGEST_WORD = 256
+"""Bytes of the longest part that a reader says; a connection on which a longer one comes is closed."""
 DEFAULT_TIMEOUT_S = 30.0
 MODULUS = 1 << 64
 """Sequence numbers are counted modulo this."""
@@ -63,15 +66,18 @@ class RingHandle:
     secret: str = field(repr=False)
 
     def to_json(self) -> str:
+        """One JSON object; keep it as secret as the ring's messages."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> RingHandle:
         """DecodeError if the text is not a handle."""
         try:
-            return cls(**json.loads(text))
-        except (ValueError, TypeError) as error:
+            handle = msgspec.json.decode(text, type=cls)
+            bytes.fromhex(handle.secret)
+        except (ValueError, RecursionError) as error:
             raise DecodeError(f"not the JSON of a ring handle: {error}") from error
+        return handle
 
     @property
     def key(self) -> bytes:

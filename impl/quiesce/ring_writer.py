@@ -6,6 +6,7 @@ The rules R1 to R9 are stated there. `quiesce.broadcast_ring` puts the actions t
 from __future__ import annotations
 
 import struct
+import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ import zmq
 from quiesce.codec import Buffer
 from quiesce.errors import QuiesceTimeout
 from quiesce.events import action
-from quiesce.ring_memory import LINE, SLICE_S, Process, RingMemory, round_up
+from quiesce.ring_memory import LINE, SLICE_S, Process, RingMemory, copy, round_up
 from quiesce.ring_wire import (
     ACK,
     BODY,
@@ -26,6 +27,7 @@ from quiesce.ring_wire import (
     CLOSE,
     HELLO,
     MODULUS,
+    PING,
     REFUSED,
     WELCOME,
     Deadline,
@@ -41,7 +43,12 @@ LOAN_AT = 4096
 """Offset in its slot of a tensor made by `empty`, bytes; the pickle of its message goes before it."""
 BODY_WINDOW = 8
 """Messages a reader may be behind when one is sent over ZMQ; bounds the memory that bodies take."""
+PROBE_S = 0.5
+"""Seconds between two looks at the connection of a remote reader that is waited for."""
+MOST_WORDS = 1024
+"""Messages of readers that are heard at a time."""
 _NO_SLOT = 0
+_READABLE = int(zmq.POLLIN)  # operations on its enum cost microseconds
 
 
 class _Peer:
@@ -52,6 +59,7 @@ class _Peer:
         self.identity = identity
         self.process = Process(hello.pid, hello.started) if hello.pid else None
         self.passed = passed
+        self.probed = time.monotonic()
         self.heard = 0
         self.admitted = True
 
@@ -76,7 +84,6 @@ class RingWriter:
         first_sequence: int,
     ) -> None:
         self._memory = memory
-        self._bytes = np.frombuffer(memory.mapping, np.uint8)
         self._key = key
         self._socket = socket
         self._ranks = memory.layout.ranks + remote
@@ -123,13 +130,13 @@ class RingWriter:
     def _fill(self, slot: int, frames: list[Buffer], plan: list[int]) -> None:
         self._step = "filling"
         start = self._memory.layout.slot_at(slot)
+        lent = slot in self._loaned
         table: list[int] = []
         for frame, at in zip(frames, plan[1:], strict=True):
-            source = np.frombuffer(frame, np.uint8)
-            target = self._bytes[start + at : start + at + source.nbytes]
-            if source.ctypes.data != target.ctypes.data:
-                target[:] = source
-            table += at, source.nbytes
+            nbytes = memoryview(frame).nbytes
+            if not (lent and _address(frame) == self._memory.address + start + at):
+                copy(self._memory.view[start + at : start + at + nbytes], frame)
+            table += at, nbytes
         struct.pack_into(f"<{len(table)}Q", self._memory.mapping, start + plan[0], *table)
         self._step = "filled"
 
@@ -159,7 +166,7 @@ class RingWriter:
         try:
             self._socket.send_multipart([peer.identity, head, *self._body], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError:
-            # Gone: a local reader's end is seen by its process, a remote one's by its silence.
+            # Gone: a local reader's end is seen by its process, a remote one's here.
             if peer.process is None:
                 peer.identity = b""
 
@@ -247,7 +254,7 @@ class RingWriter:
         """The loan that carries the message, if one does; and where in a slot its table and frames go."""
         size = self._memory.layout.slot_bytes
         sizes = [16 * len(frames), *(memoryview(frame).nbytes for frame in frames)]
-        best = max(self._loans_in(frames), default=None)
+        best = max(self._loans_in(frames), default=None) if self._loaned else None
         if best is not None:
             nbytes, slot = best
             start = self._memory.layout.slot_at(slot)
@@ -265,8 +272,6 @@ class RingWriter:
 
     def _loans_in(self, frames: list[Buffer]) -> Iterator[tuple[int, int]]:
         loans = {slot: nbytes for slot, (nbytes, _) in self._loaned.items() if slot in self._held}
-        if not loans:
-            return
         layout, base = self._memory.layout, self._memory.address
         for frame in frames[1:]:
             slot = (_address(frame) - base - layout.slots_at) // layout.slot_bytes
@@ -370,15 +375,29 @@ class RingWriter:
 
         Returns those that had not left.
         """
+        for peer in self._peers.values():
+            self._probe(peer)
         gone = [rank for rank, peer in self._peers.items() if peer.is_gone()]
         lost = [rank for rank in gone if self._peers[rank].admitted]
         for rank in gone:
             self._exclude(rank)
         return lost
 
+    def _probe(self, peer: _Peer) -> None:
+        """Whether the connection of a remote reader still stands is known only by sending."""
+        if peer.process is None and peer.identity and time.monotonic() - peer.probed > PROBE_S:
+            peer.probed = time.monotonic()
+            try:
+                head = pack_head(PING, self._key, peer.nonce, self._sequence)
+                self._socket.send_multipart([peer.identity, head], zmq.NOBLOCK)
+            except zmq.ZMQError:
+                peer.identity = b""
+
     def _greet(self) -> None:
         """Hear what came over ZMQ: readers that join, and what remote ones have received."""
-        while int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+        for _ in range(MOST_WORDS):  # a flood must not keep the writer
+            if not int(self._socket.get(zmq.EVENTS)) & _READABLE:
+                return
             identity, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
             rank = next((rank for rank, peer in self._peers.items() if peer.identity == identity), None)
             if parts and parts[0] == HELLO:
@@ -394,6 +413,8 @@ class RingWriter:
             return
         objection = ""
         peer = self._peers.get(hello.rank)
+        if peer:
+            self._probe(peer)
         if peer and peer.is_gone():
             self._exclude(hello.rank)
         elif peer and peer.process:

@@ -22,8 +22,17 @@ def test_small_messages_are_timed_beside_a_queue() -> None:
         line[:22].rsplit(",", 1)[0].strip(): line.split() for line in printed.splitlines() if "1 KiB " in line
     }
     for way in ("ring, spinning", "ring, sleeping", "multiprocessing.Queue"):
-        latency, used, rate = (float(each) for each in rows[way][-5:-2])
+        latency, used, rate = (float(each) for each in rows[way][-6:-3])
         assert 0 < latency <= used, way
         assert rate > 0, way
     assert "idle, % of a core a reader: ring, spinning" in printed
     assert "multiprocessing.Queue, 1 readers" in printed.split("latency / rate, ring = 1")[1]
+
+
+def test_scaling() -> None:
+    printed = bench("--readers", "1", "--readers", "3", "--slots", "1", "--slots", "2", "--message", "64 KiB")
+    for readers in (1, 3):
+        for slots in (1, 2):
+            for wait in ("spinning", "sleeping"):
+                assert f"ring, {wait}, {slots} slots, {readers} readers" in printed
+    assert "Queue" not in printed

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import gc
+import json
 import multiprocessing
 import os
+import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +26,7 @@ from quiesce.ring_memory import RingMemory
 from quiesce.ring_reader import LEASE_BYTES, RingReader, _Releaser
 from quiesce.ring_wire import MODULUS, RingHandle
 
+ROOT = Path(__file__).parents[2]
 SLOT_BYTES = 2 << 20
 # One number is 8 bytes: around being inline, being leased, and being too long for a slot.
 SIZES = [
@@ -63,18 +69,44 @@ def test_every_reader_sees_the_sequence(readers: int, remote: int, keep: int) ->
                 process.end()
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_multiprocessing(method: str) -> None:
-    """The handle pickles, and readers may be forked or spawned."""
-    context: Any = multiprocessing.get_context(method)
-    with BroadcastRing(1, slots=4, slot_bytes=SLOT_BYTES) as ring:
-        process = context.Process(target=processes.read_all, args=(ring.handle.to_json(), 0, 1))
-        process.start()
-        ring.wait_until_ready(START_S)
-        publish_all(ring, 20)
-        ring.close(START_S)
-        process.join(START_S)
-        assert process.exitcode == 0
+def test_every_way_to_start_a_process() -> None:
+    """One reader is forked, one spawned, one of the fork server, and one an unrelated program that is given JSON."""
+    methods = ["fork", "spawn", "forkserver"]
+    names = set(os.listdir("/dev/shm"))
+    with BroadcastRing(4, slots=4, slot_bytes=SLOT_BYTES) as ring:
+        started = []
+        for rank, method in enumerate(methods):
+            context: Any = multiprocessing.get_context(method)
+            process = context.Process(target=processes.read_all, args=(ring.handle.to_json(), rank, 1))
+            process.start()
+            started.append(process)
+        program = _exec("read_all", ring.handle.to_json(), 3, 1)
+        try:
+            ring.wait_until_ready(2 * START_S)
+            publish_all(ring, 20)
+            ring.close(START_S)
+            assert program.communicate(timeout=START_S) == ("20\n", "")
+            assert program.returncode == 0
+            for process in started:
+                process.join(START_S)
+                assert process.exitcode == 0
+        finally:
+            program.kill()
+            for process in started:
+                process.kill()
+    assert {name for name in os.listdir("/dev/shm") if "quiesce" in name} <= names
+
+
+def _exec(function: str, *arguments: object, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    """A function of `processes` in a program that shares nothing with this process."""
+    command = [*before, sys.executable, "-W", "error", "-m", processes.__name__, function]
+    return subprocess.Popen(
+        [*command, *map(json.dumps, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
 
 
 # Edges that need an occasion of their own; the other tests run into all others.
@@ -359,6 +391,28 @@ def test_no_memory() -> None:
         assert "fewer or smaller slots" in child.hears()
     finally:
         child.end()
+
+
+@pytest.mark.parametrize(
+    ("slot_bytes", "says"), [(4 << 20, "all of it came through"), (1 << 45, "fewer or smaller")]
+)
+def test_small_dev_shm(slot_bytes: int, says: str) -> None:
+    """With /dev/shm of 2 MiB a ring of 8 MiB works: a memfd lies in no mount; and too much is an error there too."""
+    inside = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
+    mount = 'mount -t tmpfs -o size=2m tmpfs /dev/shm && exec "$@"'
+    if (
+        not shutil.which("unshare")
+        or subprocess.run([*inside, mount, "sh", "true"], capture_output=True).returncode
+    ):
+        pytest.skip("this user may not make a user and mount namespace")
+    program = _exec("create", slot_bytes, before=(*inside, mount, "sh"))
+    try:
+        said, complaint = program.communicate(timeout=2 * START_S)
+    finally:
+        program.kill()
+    assert program.returncode == 0, complaint
+    assert says in said
+    assert not complaint
 
 
 def test_a_stranger_cannot_attach() -> None:

@@ -2,7 +2,8 @@
 
 For each message and number of readers, from the call of `publish` until the slowest reader has it ("latency") and
 until it has also read every byte ("used"), medians in microseconds of paced messages; then messages a second
-unpaced, bytes a second of that, and CPU microseconds a message, of all processes together. All ways take turns, so
+unpaced, bytes a second of that, also in percent of a plain copy, and CPU microseconds a message, of all processes
+together. All ways take turns, so
 that what else the machine does hits them alike; readers whose turn it is not wait for their pipe.
 """
 
@@ -80,8 +81,8 @@ def messages() -> list[Message]:
 class Ring(Way):
     """quiesce, with readers that spin or sleep."""
 
-    def __init__(self, readers: int, spin: float) -> None:
-        self.ring = BroadcastRing(readers, slots=SLOTS, slot_bytes=LARGEST + 4096, spin=spin)
+    def __init__(self, readers: int, spin: float, slots: int = SLOTS) -> None:
+        self.ring = BroadcastRing(readers, slots=slots, slot_bytes=LARGEST + 4096, spin=spin)
         self.arguments = [("ring", self.ring.handle.to_json(), rank, spin) for rank in range(readers)]
 
     def ready(self) -> None:
@@ -102,6 +103,19 @@ class LoanRing(Ring):
         return loan.copy_(message)
 
 
+class ColdLoanRing(LoanRing):
+    """The same, with nothing left in the caches, whatever the size of the message."""
+
+    def __init__(self, readers: int, spin: float) -> None:
+        super().__init__(readers, spin)
+        self.source, self.target = (torch.zeros(LARGEST, dtype=torch.uint8) for _ in range(2))
+
+    def prepare(self, message: Any) -> Any:
+        loan = super().prepare(message)
+        self.target.copy_(self.source)
+        return loan
+
+
 class Case(NamedTuple):
     """A way to broadcast, and the way of quiesce that it is compared with."""
 
@@ -111,7 +125,18 @@ class Case(NamedTuple):
     loans: bool = False
 
 
-def cases(context: Any) -> dict[str, Case]:
+def cases(context: Any, slots: Sequence[int]) -> dict[str, Case]:
+    """All ways, or the ring alone with each of these numbers of slots."""
+    if slots:
+        spins = {"spinning": SPIN_S, "sleeping": 0.0}
+        return {
+            f"ring, {name}, {count} slots": Case(
+                lambda n, spin=spin, count=count: Ring(n, spin, count),  # type: ignore[misc]
+                f"ring, {name}, {slots[0]} slots",
+            )
+            for name, spin in spins.items()
+            for count in slots
+        }
     return {
         "ring, spinning": Case(lambda n: Ring(n, SPIN_S), "ring, spinning"),
         "vLLM": Case(lambda n: Vllm(n, arena=False), "ring, spinning", "vLLM"),
@@ -121,6 +146,7 @@ def cases(context: Any) -> dict[str, Case]:
         "iceoryx2, sleeping": Case(lambda n: Iceoryx(n, 0.0), "ring, sleeping", "iceoryx2"),
         "multiprocessing.Queue": Case(lambda n: Queues(n, context), "ring, sleeping"),
         "ring, loan": Case(lambda n: LoanRing(n, 0.0), "ring, loan", loans=True),
+        "ring, loan, cold": Case(lambda n: ColdLoanRing(n, 0.0), "ring, loan", loans=True),
         "iceoryx2, loan": Case(lambda n: IceoryxLoan(n, 0.0), "ring, loan", "iceoryx2", loans=True),
     }
 
@@ -279,15 +305,21 @@ class PlainCopy:
             self.target.copy_(self.source)
             self.times.append(time.perf_counter_ns() - begin)
 
+    @property
+    def rate(self) -> float:
+        """Bytes a second."""
+        return self.message.nbytes / statistics.median(self.times) * 1e9
+
     def report(self) -> None:
-        median, nbytes = statistics.median(self.times), self.message.nbytes
-        print(f"{'plain copy':34}{self.message.name:>10}{median / 1e3:10.1f}{'':22}{nbytes / median:8.2f}")
+        median = statistics.median(self.times) / 1e3
+        print(f"{'plain copy':34}{self.message.name:>10}{median:10.1f}{'':22}{self.rate / 1e9:8.2f}{100:10}")
 
 
-def report(name: str, readers: int, message: Message, result: Result) -> None:
+def report(name: str, readers: int, message: Message, result: Result, copy: PlainCopy | None) -> None:
+    of_copy = f"{100 * result.rate * message.nbytes / copy.rate:10.0f}" if copy else f"{'-':>10}"
     print(
         f"{f'{name}, {readers} readers':34.34}{message.name:>10}{result.latency:10.1f}{result.used:10.1f}"
-        f"{result.rate:12.0f}{result.rate * message.nbytes / 1e9:8.2f}{result.cpu:10.1f}",
+        f"{result.rate:12.0f}{result.rate * message.nbytes / 1e9:8.2f}{of_copy}{result.cpu:10.1f}",
         flush=True,
     )
 
@@ -311,17 +343,24 @@ def load() -> str:
     return "load " + ", ".join(f"{each:.1f}" for each in os.getloadavg())
 
 
-def main(readers: Sequence[int] = (1, 2), only: str = "", message: str = "") -> None:
-    """Time the ways whose name contains `only`, each number of readers, messages whose name contains `message`."""
+def main(
+    readers: Sequence[int] = (1, 2), only: str = "", message: str = "", slots: Sequence[int] = ()
+) -> None:
+    """Time the ways whose name contains `only`, each number of readers, messages whose name contains `message`.
+
+    With `slots`, the ring alone, with each of these numbers of slots.
+    """
     chosen = [each for each in messages() if message in each.name]
     torch.set_num_threads(1)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["quiesce.bench.peers", "quiesce.broadcast_ring", "quiesce.ring_reader"])
-    known, lacking = cases(context), missing()
+    known, lacking = cases(context, slots), {} if slots else missing()
     for name, why in lacking.items():
         print(f"without {name}: {why}")
     print(f"{os.cpu_count()} cores, torch {torch.__version__}, {load()}")
-    print(f"{'':34}{'message':>10}{'latency':>10}{'used':>10}{'messages/s':>12}{'GB/s':>8}{'CPU us':>10}")
+    print(
+        f"{'':34}{'message':>10}{'latency':>10}{'used':>10}{'messages/s':>12}{'GB/s':>8}{'% of copy':>10}{'CPU us':>10}"
+    )
     results: dict[tuple[int, str, str], Result] = {}
     taken = {name: case for name, case in known.items() if case.needs not in lacking and only in name}
     for count in readers:
@@ -341,7 +380,7 @@ def main(readers: Sequence[int] = (1, 2), only: str = "", message: str = "") -> 
                     copy.report()
                 for name in turns:
                     result = results[count, name, each.name] = measured[name].result()
-                    report(name, count, each, result)
+                    report(name, count, each, result, copy)
             idling = ", ".join(f"{name} {share:.2f}" for name, share in idle(ways, ends).items())
             print(f"idle, % of a core a reader: {idling}; {load()}", flush=True)
     ratios(results, known)
@@ -351,5 +390,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--readers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--only", default="", help="ways whose name contains this")
+    parser.add_argument("--slots", type=int, nargs="+", default=[], help="the ring alone, with so many slots")
     parser.add_argument("--message", default="", help="messages whose name contains this")
     main(**vars(parser.parse_args()))
