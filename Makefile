@@ -4,12 +4,12 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: check-model check-model-large fence-table test nightly lint format clean
+.PHONY: check-model check-model-large fence-table docs pages test nightly lint format clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[model,test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[model,test,docs]'
 	touch $@
 
 check-model: $(STAMP)
@@ -22,6 +22,13 @@ check-model-large: $(STAMP)
 fence-table: $(STAMP)
 	$(BIN)/python -m quiesce.model.fences docs/memory_order.md
 
+# The site, in site/; and what pages quote of specifications and code, brought up to date.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet -f docs/site/mkdocs.yml
+
+pages: $(STAMP)
+	$(BIN)/python -m quiesce.model.pages docs
+
 test: $(STAMP)
 	QUIESCE_PROFILE=$${QUIESCE_PROFILE:-ci} $(BIN)/python -m pytest
 
@@ -29,13 +36,13 @@ nightly: $(STAMP)
 	QUIESCE_PROFILE=nightly $(BIN)/python -m pytest
 
 lint: $(STAMP)
-	$(BIN)/ruff check impl model_tests
-	$(BIN)/ruff format --check impl model_tests
+	$(BIN)/ruff check impl model_tests docs/examples
+	$(BIN)/ruff format --check impl model_tests docs/examples
 	$(BIN)/mypy
 
 format: $(STAMP)
-	$(BIN)/ruff check --fix impl model_tests
-	$(BIN)/ruff format impl model_tests
+	$(BIN)/ruff check --fix impl model_tests docs/examples
+	$(BIN)/ruff format impl model_tests docs/examples
 
 clean:
-	rm -rf $(VENV) .quiesce
+	rm -rf $(VENV) .quiesce site

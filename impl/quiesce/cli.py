@@ -33,6 +33,7 @@ def main() -> None:
         epilog=EXIT_STATUSES,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
     )
     app.command("check")(check)
     app.command("explain")(explain)
