@@ -39,7 +39,7 @@ _ABORT = "payload_reuse PayloadSender: self._abort(message)"
 _REFUSED = "payload_reuse PayloadSender._send_parts: self._part_refused(message)"
 _TOUCH = "payload_reuse PayloadSender._look: self._socket.get(zmq.EVENTS)"
 _KEPT = "stage_handoff StageLink._send_tensors: self._unsettled.extend(handles)"
-_BEFORE = "stage_handoff StageLink.before_forward: self._unsettled[0].wait(self._limit(timeout))"
+_BEFORE = "stage_handoff StageLink: self._unsettled[0].wait("
 _POST = "ring_writer RingWriter._post: .posts.post()"
 _SLEEP = "ring_reader RingReader._sleep: self._words.posts.wait(seconds)"
 _MAPPING = "ring_reader RingReader._lease: self._releaser.unmapped, slot"
@@ -86,14 +86,16 @@ CODE = {
     "waited_on_wrong_stream": _BEFORE,
     "event_before_send": "transport TorchTransport.send: work = dist.isend(",
     "handles_overwritten": _KEPT,
-    "receive_read_early": "stage_handoff ReceivedDict.wait: self._link._await_receive(self, timeout)",
+    "receive_read_early": "stage_handoff ReceivedDict: self._link._await_receive(self, timeout)",
     "receive_unordered": "transport TorchTransport.receive: work = dist.irecv(",
     "gather_read_early": "stage_handoff StageLink._all_gather: handle.wait(self._limit(timeout))",
     "tensor_not_kept": "transport TorchHandle.__init__: self._tensors = tuple(tensors)",
-    "pending_unbounded": "stage_handoff StageLink._send_metadata: len(self._pending) >= self.max_pending",
+    "pending_unbounded": "stage_handoff StageLink._send_metadata: while len(self._pending) >= self.max_pending",
     "metadata_send_blocking": "stage_handoff StageLink._send_metadata: self.transport.send_message(",
     "second_wait_blocks": "transport TorchHandle.wait: self._works.pop(0)",
-    "empty_dict_not_sent": "stage_handoff StageLink.isend_tensor_dict: metadata = self._send_metadata(message)",
+    "empty_dict_not_sent": "stage_handoff StageLink.isend_tensor_dict: self._send_metadata(message)",
+    "goes_on_halfway": "stage_handoff StageLink._in_step: self._closed = ",
+    "peer_death_unnoticed": "transport TorchHandle.wait: found = self._explain(error, timeout)",
     "read_before_copy": "host_staging Staged.settle: self._staging.backend.synchronize(self._event, timeout)",
     "event_before_copy": "host_staging HostStaging.stage: view, self.backend.record())",
     "pinned_recycled_early": _SETTLED,
@@ -107,7 +109,7 @@ CODE = {
     "doorbell_before_notice": "ring_reader _Releaser.tell: self._memory.doorbell.post()",
     "doorbell_cleared_before_sleep": "ring_writer RingWriter._wait: doorbell.wait(seconds)",
     "ignore_one_reader": _HOLDERS,
-    "release_before_copy": "ring_reader RingReader._next_frames: self._releaser.release(slot)",
+    "release_before_copy": "ring_reader RingReader._copy: self._releaser.owed.add(slot)",
     "lease_not_honoured": _MAPPING,
     "holders_after_posts": "ring_writer RingWriter._publish: self._holders[slot] = {",
     "notify_before_publish": "ring_writer RingWriter._announce: self._unposted = {",

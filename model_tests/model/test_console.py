@@ -1,0 +1,87 @@
+"""What the subcommands share: exit statuses, how far a run is, and names that the shell completes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from quiesce.console import CANNOT, FOUND, HOLDS, UNDETERMINED, complete_models, complete_mutants
+from quiesce.model import manifest
+from quiesce.model.checking import Judgement
+from quiesce.model.command import _Running, status
+from quiesce.model.output import CheckResult, Progress
+
+MANIFEST = manifest.load()
+MODEL = MANIFEST.models["payload_reuse_stream"]
+
+
+def judged(verdict: str, *problems: str, answered: bool = True) -> Judgement:
+    return Judgement(MODEL, CheckResult(verdict), problems, answered)
+
+
+GOOD, WRONG = judged("holds"), judged("invariant", "violated")
+BROKEN, LATE = (judged(verdict, "no answer", answered=False) for verdict in ("parse", "timeout"))
+FULL = judged("memory", "no answer", answered=False)
+
+
+@pytest.mark.parametrize(
+    ("judgements", "expected"),
+    [
+        ([GOOD, GOOD], HOLDS),
+        ([GOOD, WRONG], FOUND),
+        ([GOOD, LATE], UNDETERMINED),
+        ([FULL], UNDETERMINED),
+        ([LATE, WRONG], FOUND),
+        ([LATE, WRONG, BROKEN], CANNOT),
+    ],
+)
+def test_the_exit_status_of_a_run(judgements: list[Judgement], expected: int) -> None:
+    assert status(judgements) == expected
+    assert (HOLDS, FOUND, CANNOT, UNDETERMINED) == (0, 1, 2, 3)
+
+
+def test_a_run_says_how_far_it_is_and_how_long_it_still_takes() -> None:
+    assert MODEL.distinct is not None
+    running = _Running(MODEL, Progress(seconds=1.0), Progress())
+    assert str(running).startswith("payload_reuse_stream: 1 s, TLC has not counted yet")
+    running.tell(Progress(4.0, generated=2_000, distinct=1_000, queue=300, printed=4.0))
+    running.tell(Progress(70.0, generated=62_000, distinct=4_000, queue=500, printed=64.0))
+    running.tell(Progress(72.0, generated=62_000, distinct=4_000, queue=500, printed=64.0))
+    # 60,000 generated and 3,000 distinct in the minute between the two reports; of 9,073 pinned 5,073 are left.
+    left = (MODEL.distinct - 4_000) / 50 - 8
+    assert str(running) == (
+        "payload_reuse_stream: 72 s, 4,000 distinct states, 1,000 generated/s, 500 on the queue, "
+        f"about {left:.0f} s left"
+    )
+
+
+def test_nothing_is_foretold_of_what_is_not_pinned() -> None:
+    running = _Running(MANIFEST.mutants["last_frame_tracker"], Progress(), Progress())
+    running.tell(Progress(4.0, generated=2_000, distinct=1_000, queue=300, printed=4.0))
+    assert str(running).endswith("300 on the queue")
+
+
+def test_names_are_completed_with_what_they_are_about() -> None:
+    assert complete_mutants("last_f") == [("last_frame_tracker", MANIFEST.mutants["last_frame_tracker"].bug)]
+    names = [name for name, _ in complete_models("payload_reuse_")]
+    assert "payload_reuse_stream" in names
+    assert complete_models("no such") == []
+
+
+def test_the_shell_completes_mutants() -> None:
+    environment = {
+        **os.environ,
+        "_QUIESCE_COMPLETE": "complete_bash",
+        "COMP_WORDS": "quiesce explain last_f",
+        "COMP_CWORD": "2",
+    }
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; sys.argv = ['quiesce']; from quiesce.cli import main; main()",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert done.stdout.split() == ["last_frame_tracker"]
