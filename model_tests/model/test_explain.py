@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -11,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from quiesce.model import counterexamples, guard_lines, manifest, paths
 from quiesce.model.errors import ModelError, UnknownName
@@ -152,7 +155,22 @@ def test_a_specification_without_lanes_of_its_own_is_drawn_by_actions(
     assert found.bars == ()
     assert "Step 4" in found.happening
     assert lay_out(found.mutant, own_manifest, found.trace) == found
-    assert in_terminal(found, changes=True)
+
+
+def test_what_does_not_fit_is_told_in_a_column_and_brackets_are_kept() -> None:
+    found = explained("handles_dropped")
+
+    def shown(width: int) -> str:
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(in_terminal(found, changes=True, width=width))
+        return console.export_text()
+
+    wide, narrow = shown(220), shown(100)
+    assert "who" not in wide.splitlines()[2:6]
+    assert re.search(r"14 +│ +BeginWork +│", wide)
+    assert re.search(r"14 +stream 1 compute +BeginWork", narrow)
+    for text in (wide, narrow):
+        assert "memory[1 out]: 1 → 0" in text
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -47,4 +47,5 @@ def explain(
     if as_json:
         print(json.dumps(as_data(found), indent=2, ensure_ascii=False))
     elif page is None:
-        output().print(in_terminal(found, changes))
+        screen = output()
+        screen.print(in_terminal(found, changes, screen.width))

@@ -13,31 +13,38 @@ from rich.text import Text
 from quiesce.model.explaining import BROKEN, INTACT, Bar, Explanation
 from quiesce.model.guard_lines import Line
 
+_BAR_CHARACTERS = 16
 _STYLES = {BROKEN: "bold red", INTACT: "green"}
 
 
-def in_terminal(explanation: Explanation, changes: bool = False) -> RenderableType:
-    """The lanes, a column for each memory and reader, and below them what it means; with `changes`, also those."""
+def in_terminal(explanation: Explanation, changes: bool = False, width: int = 120) -> RenderableType:
+    """The lanes, a column for each memory and reader, and below them what it means; with `changes`, also those.
+
+    Where the lanes do not fit into `width` characters, a column says who acts instead.
+    """
     item = explanation
+    lanes = _fits(item, width - (40 if changes else 0))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", title=f"{item.mutant.name}")
     table.add_column("step", justify="right", no_wrap=True)
-    for lane in item.lanes:
-        table.add_column(lane)
+    for heading in item.lanes if lanes else ("who", "does"):
+        table.add_column(heading, min_width=8 if lanes else 16)
     for bar in item.bars:
-        table.add_column(f"{bar.memory} may be read by {bar.reader}", max_width=16)
+        heading = f"{bar.memory} may be read by {bar.reader}"
+        table.add_column(heading, max_width=_BAR_CHARACTERS if lanes else 8)
     if changes:
         table.add_column("what changed", style="dim")
     for number, row in enumerate(item.rows):
-        marked = number in item.marked
-        cells: list[RenderableType] = [Text(f"{number + 1}", "bold red" if marked else "")]
-        for lane in item.lanes:
-            mine = row.lane == lane
-            cells.append(
-                Text(row.label if mine else "│", ("bold red" if marked else "bold") if mine else "dim")
-            )
+        mark = "bold red" if number in item.marked else ""
+        cells = [Text(f"{number + 1}", mark)]
+        if lanes:
+            for lane in item.lanes:
+                mine = row.lane == lane
+                cells.append(Text(row.label if mine else "│", (mark or "bold") if mine else "dim"))
+        else:
+            cells += [Text(row.lane, mark), Text(row.label, mark or "bold")]
         cells += [_cell(bar, number) for bar in item.bars]
         if changes:
-            cells.append("\n".join(row.changes))
+            cells.append(Text("\n".join(row.changes)))
         table.add_row(*cells)
     loop = _goes_on(item)
     lines = [
@@ -49,6 +56,13 @@ def in_terminal(explanation: Explanation, changes: bool = False) -> RenderableTy
         Text.assemble(("in the code   ", "bold"), *_code(item.code, item.elsewhere)),
     ]
     return Group(table, *lines)
+
+
+def _fits(item: Explanation, width: int) -> bool:
+    needed = 7 + (_BAR_CHARACTERS + 3) * len(item.bars)
+    for lane in item.lanes:
+        needed += 3 + max(len(lane), *(len(row.label) for row in item.rows if row.lane == lane))
+    return needed <= width
 
 
 def _code(line: Line | None, elsewhere: str) -> Iterator[str | tuple[str, str]]:
