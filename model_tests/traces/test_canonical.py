@@ -16,7 +16,7 @@ from quiesce.model.traces import Event
 from quiesce.model.validation import Walk
 from quiesce.model.values import State
 
-WALKS = {"dev": 6, "ci": 25, "nightly": 1_500}[PROFILE]
+WALKS = {"dev": 6, "ci": 12, "nightly": 1_500}[PROFILE]
 STEPS = 70
 
 
@@ -62,7 +62,7 @@ def stage() -> Case:
 
 
 CASES: dict[str, tuple[Callable[[], Case], Callable[[State], bool]]] = {
-    "payload": (payload, lambda state: state["number"] < 6),
+    "payload": (payload, lambda state: state["number"] < 12),
     "ring": (ring, lambda state: state["sequence"] < 6),
     "stage": (stage, lambda state: max(state["step"]) < 14),
 }

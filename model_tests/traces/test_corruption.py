@@ -36,9 +36,10 @@ def nth(events: Sequence[Event], action: str, number: int, **fields: object) -> 
 
 
 def following(events: Sequence[Event], event: Event) -> Event:
-    """The next event of the same thread."""
+    """The next event of the same thread, other than those within this one."""
+    assert event.end is not None
     own = [e for e in events if (e.process, e.thread) == (event.process, event.thread)]
-    return own[own.index(event) + 1]
+    return next(e for e in own if e.begin >= event.end)
 
 
 def missing(action: str, number: int = 2) -> Corruption:
@@ -61,11 +62,11 @@ def doubled(action: str, number: int = 2) -> Corruption:
     return corrupt
 
 
-def swapped(action: str, number: int = 2) -> Corruption:
+def swapped(action: str, number: int = 2, **fields: object) -> Corruption:
     """The one that should have come second is the first to be wrong."""
 
     def corrupt(events: Events) -> tuple[Events, Event]:
-        first = nth(events, action, number)
+        first = nth(events, action, number, **fields)
         second = following(events, first)
         early = replace(second, begin=first.begin, end=first.end)
         late = replace(first, begin=second.begin, end=second.end)
@@ -134,9 +135,9 @@ CORRUPTED: dict[str, dict[str, Corruption]] = {
         "wrong process": another_reader,
     },
     "stage": {
-        "missing": missing("PostReceive"),
+        "missing": missing("AwaitReceive"),
         "doubled": doubled("BeforeForward"),
-        "swapped": swapped("PostReceive"),
+        "swapped": swapped("SendMetadata", r=0),
         "wrong process": another_rank,
     },
 }

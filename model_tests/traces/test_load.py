@@ -38,7 +38,7 @@ def payload_runs(folder: Path, seed: int) -> Iterator[Callable[[], object]]:
         run = runs.Payload(
             messages=choose.randrange(15, 40),
             address=f"{address}{seed}{number}" if address.startswith("ipc") else address,
-            free_limit=choose.randrange(1, 4),
+            free_limit=choose.randrange(1, 3),
             delay=choose.choice([0.0, 0.003]),
             seed=choose.randrange(1 << 30),
             high_water=choose.choice([1, 4, 100]),
@@ -62,7 +62,7 @@ def ring_runs(folder: Path, seed: int) -> Iterator[Callable[[], object]]:
             messages=choose.randrange(10, 25),
             readers=choose.randrange(1, 4),
             slots=choose.randrange(1, 4),
-            window=choose.choice([2, 4, 8]),
+            window=choose.choice([2, 4, 4]),
             delay=choose.choice([0.0, 0.004]),
             seed=choose.randrange(1 << 30),
             leave_after=choose.choice([None, None, 5]),

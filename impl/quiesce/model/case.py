@@ -25,7 +25,8 @@ class Case:
     is a set of constants, and a behaviour under any of them will do. `counters` are the further constants under which
     the counters need not be moved back, for TLC. `definitions` is TLA+ that constants and conditions refer to; `hidden`
     maps the actions that nobody records to the TLA+ that takes them; of these `canonical` takes the `settled` ones at
-    once. `urgent` and `canonical` are as for `Walk`.
+    once, and a world in which a constant has the value that `never` names for an action is one in which that action is
+    never taken. `urgent` and `canonical` are as for `Walk`.
     `start` are the variables that differ from the initial state, where the recording began later, and `offset` those by
     which counters start where they come out right when they are moved back. `unjudged` says why
     the specification has no word on it, "" if it has.
@@ -43,6 +44,7 @@ class Case:
     canonical: Callable[[State], State]
     settled: frozenset[str] = frozenset()
     urgent: frozenset[str] = frozenset()
+    never: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     start: Mapping[str, Value] = field(default_factory=dict)
     offset: Mapping[str, Value] = field(default_factory=dict)
@@ -65,7 +67,9 @@ class Case:
                 )
                 config = base.config(model).override(world).only(None)
                 oracle = Oracle(module, config, base.libraries)
-            _walks[key] = Walk(oracle, self.hidden.keys() - self.settled, self.urgent, self.canonical)
+            never = {name for name, (constant, value) in self.never.items() if world.get(constant) == value}
+            hidden = self.hidden.keys() - self.settled - never
+            _walks[key] = Walk(oracle, hidden, self.urgent, self.canonical)
         return _walks[key]
 
 

@@ -31,6 +31,15 @@ HIDDEN = {
     "PeerReturns": "PeerReturns",
     "Reap": "Reap",
 }
+NEVER = {
+    "BeginOverwrite": ("Tensors", "{}"),
+    "EndOverwrite": ("Tensors", "{}"),
+    "Interrupt": ("MayInterrupt", "FALSE"),
+    "PeerDrop": ("Transport", '"stream"'),
+    "Notice": ("PeerMayDie", "FALSE"),
+    "PeerDies": ("PeerMayDie", "FALSE"),
+    "PeerReturns": ("PeerMayDie", "FALSE"),
+}
 CONDITIONS = """
 HandIs(b) == hand = {b}
 PartIs(i, large) == Len(parts) + 1 = i /\\ i <= Len(shape) /\\ shape[i].large = large
@@ -94,7 +103,7 @@ class _Sender:
         base = {
             "Buffers": named("b", self._buffers()),
             "Tensors": named("t", 1) if lent else "{}",
-            "MaxMessage": rounded(max(self.spread, 4) + 3),
+            "MaxMessage": rounded(max(self.spread + 3, 16)),
             "MaxParts": rounded(max(4, *map(len, self.shapes))),
             "Shapes": "<- TracedShapes",
             "Transport": '"stream"',
@@ -117,9 +126,9 @@ class _Sender:
             HIDDEN,
             canonical,
             frozenset({"TrackerFires"}),
-            frozenset(),
-            tuple(notes),
-            start,
+            never=NEVER,
+            notes=tuple(notes),
+            start=start,
             unjudged="a message could not be encoded, which the specification does not know"
             if any(event.action == "Encode" and event.outcome == "error" for event in self.events)
             else "",
@@ -198,7 +207,7 @@ class _Sender:
         self.shapes.add(self.shape)
 
     def _buffers(self) -> int:
-        return int(rounded(max(4, self.most)))
+        return int(rounded(max(8, self.most)))
 
     def _name(self, key: int) -> ModelValue:
         if key not in self.names:

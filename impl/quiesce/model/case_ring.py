@@ -60,8 +60,9 @@ def _case(events: list[Event]) -> Case:
         ranks |= {fields["r"]} if "r" in fields else set()
         steps = _steps(event)
         who = event.process, event.subject
-        if event.action == "FindWriterDead" and before.get(who) == "Join":
-            # The answer to its greeting may have been lost with the writer, which the specification leaves out.
+        if event.action == "Join" or (event.action == "FindWriterDead" and before.get(who) == "Join"):
+            # A greeting may come to a writer that has closed, and its answer may be lost with one that is killed, both
+            # of which the specification leaves out.
             steps = tuple(replace(step, optional=True) for step in steps)
         before[who] = event.action
         told.add(event, *steps, lasting=event.action == "Join")
@@ -73,9 +74,9 @@ def _case(events: list[Event]) -> Case:
         _closing(span, messages) if event.action == "Close" else span
         for event, span in zip(told.events, told.spans, strict=True)
     )
-    readers = named("r", int(rounded(max(ranks, default=0) + 1)))
+    readers = named("r", int(rounded(max([3, *ranks]) + 1)))
     world = {
-        "Slots": named("s", int(rounded(max(slots, default=0) + 1))),
+        "Slots": named("s", int(rounded(max([3, *slots]) + 1))),
         "Readers": readers,
         "Remote": "{" + ", ".join(f"r{rank + 1}" for rank in sorted(remote)) + "}",
         "Late": readers,
@@ -104,6 +105,12 @@ def _case(events: list[Event]) -> Case:
         HIDDEN,
         lambda state: canonical(state, messages, window),
         frozenset({"Drop"}),
+        never={
+            "Kill": ("Mortal", "{}"),
+            "Exit": ("Mortal", "{}"),
+            "KillWriter": ("WriterMortal", "FALSE"),
+            "LoseBody": ("WriterMortal", "FALSE"),
+        },
         # So that the last message is the last of a window, as number `messages` is.
         offset={"sequence": -published % window} if closed else {},
         unjudged=""
