@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from quiesce.errors import QuiesceError, QuiesceTimeout, WrongProcess
@@ -40,19 +40,37 @@ class Turns:
 
         WrongProcess; QuiesceError in a signal handler or finalizer that interrupted a turn of its own thread.
         """
+        self._refuse()
+        try:
+            # In here, so that no exception can come between the acquiring and the releasing.
+            self._acquire(timeout)
+            return call()
+        finally:
+            with contextlib.suppress(RuntimeError):  # it is another thread's
+                self._lock.release()
+
+    @contextlib.contextmanager
+    def taken(self, timeout: float) -> Iterator[None]:
+        """The same around a block. An exception that a signal handler raises as the block ends keeps the turn as long
+        as it is kept itself."""
+        self._refuse()
+        try:
+            self._acquire(timeout)
+            yield
+        finally:
+            with contextlib.suppress(RuntimeError):
+                self._lock.release()
+
+    def _refuse(self) -> None:
         self.check_process()
         if self.mine:
             raise QuiesceError(
                 f"{self.what} is in the middle of a call of this thread, which a signal handler or finalizer "
                 "interrupted; use another one there"
             )
-        try:
-            # In here, so that no exception can come between the acquiring and the releasing.
-            if not self._lock.acquire(timeout=min(seconds(timeout), threading.TIMEOUT_MAX)):
-                raise QuiesceTimeout(
-                    f"another thread has used {self.what} for {timeout} s; nothing was done, try again"
-                )
-            return call()
-        finally:
-            with contextlib.suppress(RuntimeError):  # it is another thread's
-                self._lock.release()
+
+    def _acquire(self, timeout: float) -> None:
+        if not self._lock.acquire(timeout=min(seconds(timeout), threading.TIMEOUT_MAX)):
+            raise QuiesceTimeout(
+                f"another thread has used {self.what} for {timeout:g} s; nothing was done, try again"
+            )
