@@ -247,6 +247,12 @@ class BroadcastRing(RingWriter):
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def _bury(self) -> list[int]:
+        lost = super()._bury()
+        for rank in lost:
+            _log.info("reader %d has ended and is forgotten", rank)
+        return lost
+
     def _wait(self, deadline: Deadline, peers: list[Any]) -> None:
         self._waits += not self._waited
         self._waited = True

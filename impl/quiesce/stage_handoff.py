@@ -16,6 +16,7 @@ the link between replays.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import deque
@@ -34,6 +35,8 @@ from quiesce.transport import Handle, Transport
 from quiesce.turns import Turns
 
 R = TypeVar("R")
+
+_log = logging.getLogger(__name__)
 
 TIMEOUT = 60.0
 """Seconds that a wait of a link may take unless told otherwise."""
@@ -358,6 +361,7 @@ class StageLink:
                 return call()
             except BaseException as error:
                 self._closed = f"it failed before ({str(error) or type(error).__name__})"
+                _log.info("the stage link of rank %d ends: %s", self.rank, self._closed)
                 raise
 
         return self._turns.take(0.0, guarded)

@@ -215,11 +215,13 @@ def test_slices_need_the_same_group_on_both_sides() -> None:
         peer.irecv_tensor_dict()
 
 
-def test_a_link_that_failed_stays_closed() -> None:
+def test_a_link_that_failed_stays_closed(caplog: pytest.LogCaptureFixture) -> None:
     """A wait that ran out has lost its place in the stream of messages."""
+    caplog.set_level("INFO", "quiesce.stage_handoff")
     link, _, _ = pair()
     with pytest.raises(QuiesceTimeout):
         link.irecv_tensor_dict()
+    assert "the stage link of rank 1 ends: it failed before" in caplog.text
     with pytest.raises(Closed, match="failed before"):
         link.before_forward()
 
