@@ -126,7 +126,9 @@ def guards(mutants: list[str]) -> str:
         if code is not None:
             entry = guard_lines.CODE.get(guard_lines.fault_of(mutant), "")
             text = (entry.partition(": ")[2] or code.text).replace("|", "\\|")
-            there = f"`{Path(code.path).name}`, `{code.symbol}`: `{text}`"
+            # A label names the line by itself, whatever else stands there.
+            text = "" if code.symbol.startswith("SYNC(") else f": `{text}`"
+            there = f"`{Path(code.path).name}`, `{code.symbol}`{text}"
         lines.append(
             f"| `{mutant.violates}` | `{name}` | `{Path(spec.path).name}`, `{spec.symbol}` | {there} |"
         )
