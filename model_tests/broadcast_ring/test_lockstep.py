@@ -1,7 +1,9 @@
 """The shipped ring keeps step with the specification."""
 
-from hypothesis import settings
-from model_tests.broadcast_ring.lockstep import Lockstep
+from model_tests.broadcast_ring.adapter import Ring
 
-TestLockstep = Lockstep.TestCase
-TestLockstep.settings = settings(settings.default, stateful_step_count=80)
+from quiesce.model.lockstep import lockstep
+
+
+def test_the_ring_keeps_step() -> None:
+    lockstep(Ring, steps=80)

@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import subprocess
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,21 +21,13 @@ from quiesce.ring_reader import RemoteReader, RingReader
 from quiesce.ring_wire import Hello, RingHandle
 from quiesce.ring_writer import CLOSING, LEFT, OVERFLOWED, SLOT
 
-WINDOW = 4
-LOCAL, REMOTE = (0, 1), (2,)
-SLOTS = (0, 1)
-COPIED, LEASED, TOO_LONG = 160, 256, 8192
-"""How many numbers a message of each kind has."""
+MESSAGE, TOO_LONG = 256, 8192
+"""How many numbers a message that fits a slot has, and one that does not."""
 NONE = ModelValue("none")
 KINDS = {SLOT: "slot", OVERFLOWED: "body", CLOSING: "close"}
 NOTHING = {"kind": "close", "seq": 0, "slot": NONE}
 BLANK = {"kind": "body", "seq": 0, "slot": NONE}
 ARRIVAL_MS = 5000
-WELCOME_MS = 200
-
-
-def rank_value(rank: int) -> ModelValue:
-    return ModelValue(f"r{rank + 1}")
 
 
 def slot_value(slot: int | None) -> ModelValue:
@@ -58,22 +51,29 @@ class Body:
 
 @dataclass
 class Seat:
-    """One rank, and who sits there."""
+    """One rank, and who sits there: a reader in a thread, whose tensors may die in another one."""
 
     stepper: Stepper
+    dropper: Stepper
     reader: RingReader | None = None
     body: Body | None = None
     views: dict[int, list[tuple[int, torch.Tensor]]] = field(default_factory=dict)
-    leased: int | None = None
+    slots: dict[int, int] = field(default_factory=dict)
+    value: int | None = None
 
     def end(self) -> None:
         """The process is gone: it says nothing any more, and its call never ends."""
         if self.reader:
             if hasattr(self.reader, "_releaser"):
                 self.reader._releaser._pid = -1
+                self.reader._releaser.tell = lambda notice: None  # type: ignore[method-assign]
             while self.stepper.running:
                 self.stepper.resume(throw=Gone())
+            while self.dropper.running:
+                self.dropper.resume()
             self.views.clear()
+            self.slots.clear()
+            self.value = None
             self.reader._closed = True
             self.reader._context.destroy(linger=0)
         if self.body:
@@ -86,23 +86,37 @@ class Gone(BaseException):
 
 def edges(event: Event) -> bool:
     return event.action != "Sleep" and (
-        event.phase == "end" or (event.phase == "begin" and event.action in ("Fill", "Copy"))
+        event.phase == "end" or (event.phase == "begin" and event.action in ("Fill", "Copy", "Release"))
     )
 
 
 class World:
     """What the lockstep test acts upon, and what of it corresponds to the variables of the specification."""
 
-    def __init__(self, ring_class: type[BroadcastRing], reader_class: type[RingReader]) -> None:
+    def __init__(
+        self,
+        ring_class: type[BroadcastRing],
+        reader_class: type[RingReader],
+        local: Sequence[ModelValue],
+        remote: Sequence[ModelValue],
+        slots: int,
+        views: int,
+        window: int,
+        mortal: Collection[ModelValue],
+        writer_mortal: bool,
+    ) -> None:
         self.reader_class = type("Reader", (_Small, reader_class), {})
         self.remote_class = type("Remote", (_Small, RemoteReader), {})
+        self.values = [*local, *remote]
+        self.local, self.slots, self.views = len(local), slots, views
+        self.window, self.mortal = window, mortal
         self.ring = ring_class(
-            len(LOCAL), slots=len(SLOTS), slot_bytes=8 * LEASED, window=WINDOW, patience=0.0,
-            remote=len(REMOTE), bind=f"ipc://@{secrets.token_hex(8)}",
+            len(local), slots=slots, slot_bytes=8 * MESSAGE, window=window, patience=0.0, remote=len(remote),
+            bind=f"ipc://@{secrets.token_hex(8)}" if remote else None,
         )  # fmt: skip
         self.writer = Stepper(edges)
-        self.writer_body = Body()
-        self.seats = {rank: Seat(Stepper(edges)) for rank in (*LOCAL, *REMOTE)}
+        self.writer_body = Body() if writer_mortal else None
+        self.seats = [Seat(Stepper(edges), Stepper(edges)) for _ in self.values]
         self.loans: dict[int, torch.Tensor] = {}
         self.sent: torch.Tensor | None = None
         self.filling = False
@@ -110,11 +124,16 @@ class World:
     def join(self, rank: int) -> None:
         seat = self.seats[rank]
         seat.end()
-        seat.body = Body() if rank in LOCAL else None
-        _Small.pid = seat.body.process.pid if seat.body else 0
-        _Small.writer_pid = self.writer_body.process.pid
-        seat.reader = (self.reader_class if rank in LOCAL else self.remote_class)(self.ring.handle, rank)
-        assert self.ring._socket.poll(ARRIVAL_MS), "the greeting did not arrive"
+        local = rank < self.local
+        seat.body = Body() if local and self.values[rank] in self.mortal else None
+        _Small.pid = 0 if not local else seat.body.process.pid if seat.body else os.getpid()
+        _Small.writer_pid = self.writer_body.process.pid if self.writer_body else os.getpid()
+        seat.reader = (self.reader_class if local else self.remote_class)(self.ring.handle, rank)
+        self.hear("the greeting")
+
+    def hear(self, what: str) -> None:
+        """Wait until the writer's socket has something to say."""
+        assert self.ring._socket.poll(ARRIVAL_MS), f"{what} did not arrive"
 
     def receive(self, rank: int, arrives: bool) -> Stop:
         seat = self.seats[rank]
@@ -122,28 +141,26 @@ class World:
         assert reader is not None
 
         def call() -> Any:
-            if reader._cursor is None:
-                reader.wait_until_ready(ARRIVAL_MS / 1e3)
             value = reader.receive(ARRIVAL_MS / 1e3 if arrives else 0.0)
-            seat.views[int(value[0])] = [value, value.view(8, -1)]  # type: ignore[list-item]
-            return int(value[0]) if bool((value == value[0]).all()) else 0
+            number = int(value[0])
+            seat.value = number if bool((value == number).all()) else 0
+            if number in seat.slots:
+                seat.views[number] = [value, value.view(8, -1)][: self.views]  # type: ignore[list-item]
 
         return seat.stepper.start(call)
 
     def kill_writer(self) -> None:
         """Its process is gone, with what it had not yet given to the kernel."""
-        for seat in self.seats.values():
-            if seat.reader and not seat.reader._closed and seat.reader._cursor is None:
-                seat.reader._socket.poll(WELCOME_MS)  # the specification knows of no answer that is lost
         while self.writer.running:
             self.writer.resume(throw=Gone())
         self.ring._context.destroy(linger=0)
         self.ring._closed = True
-        self.writer_body.end()
+        if self.writer_body:
+            self.writer_body.end()
 
     def end(self) -> None:
         self.kill_writer()
-        for seat in self.seats.values():
+        for seat in self.seats:
             seat.end()
         self.loans.clear()
 
@@ -155,24 +172,20 @@ class World:
         state |= dict.fromkeys(ring._held, "held") | dict.fromkeys(ring._lent, "lent")
         if self.filling and ring._current is not None:
             state[ring._current] = "writing"
+        value = self.values
         return {
             "step": "filling" if self.filling else ring._step,
             "current": slot_value(ring._current),
             "sequence": ring._sequence,
-            "unsent": {rank_value(rank) for rank in ring._unsent},
-            "unposted": {rank_value(rank) for rank in ring._unposted},
-            "slot": {slot_value(slot): state[slot] for slot in SLOTS},
+            "unsent": {value[rank] for rank in ring._unsent},
+            "unposted": {value[rank] for rank in ring._unposted},
+            "slot": {slot_value(slot): state[slot] for slot in range(self.slots)},
             "loaned": {slot_value(slot) for slot in ring._loaned},
-            "holders": {slot_value(s): {rank_value(r) for r in ring._holders[s]} for s in SLOTS},
-            "admitted": {rank_value(rank) for rank in ring._admitted()},
-            "entries": {i: self._entry(i) for i in range(WINDOW)},
-            "seats": {rank_value(rank): self._seat(rank) for rank in ring._peers if self._seated(rank)},
+            "holders": {slot_value(s): {value[r] for r in ring._holders[s]} for s in range(self.slots)},
+            "admitted": {value[rank] for rank in ring._admitted()},
+            "entries": {i: self._entry(i) for i in range(self.window)},
             "recyclable": {slot_value(slot) for slot in ring._recyclable()},
         }
-
-    def _seated(self, rank: int) -> bool:
-        reader = self.seats[rank].reader
-        return reader is not None and reader._cursor is not None
 
     def _entry(self, index: int) -> dict[str, Any]:
         sequence, what, _, _ = self.ring._memory.entries[index]
@@ -185,32 +198,36 @@ class World:
             "slot": slot_value(what & LEFT if kind == SLOT else None),
         }
 
-    def _seat(self, rank: int) -> dict[str, Any]:
-        reader = self.seats[rank].reader
-        assert reader is not None
-        seat: dict[str, Any] = {"cursor": reader._cursor}
-        if rank in LOCAL:
+    def seat(self, rank: int) -> dict[str, Any]:
+        """What is to be seen of a reader."""
+        seat = self.seats[rank]
+        reader = seat.reader
+        found: dict[str, Any] = {"cursor": None, "got": seat.value, "torn": self.torn(rank)}
+        if reader is None or reader._cursor is None or rank not in self.ring._peers:
+            return found
+        found["cursor"] = reader._cursor
+        if rank < self.local:
             words, peer = self.ring._memory.ranks[rank], self.ring._peers[rank]
-            seat["posts"] = words.posts.value() + reader._tokens
+            found["posts"] = words.posts.value() + reader._tokens
             pending = [words.ring[(peer.heard + i) % len(words.ring)] for i in range(words.notices.value())]
-            seat["notices"] = ["leave" if n == LEFT else slot_value(n) for n in pending]
+            found["notices"] = tuple("leave" if n == LEFT else slot_value(n) for n in pending)
             opened = reader._opened
-            seat["opened"] = (
-                NOTHING
-                if opened is None
-                else {
-                    "kind": KINDS[opened[0]],
-                    "seq": opened[1],
-                    "slot": slot_value(opened[2] if opened[0] == SLOT else None),
-                }
-            )
-        return seat
+            found["opened"] = NOTHING
+            if opened is not None:
+                slot = slot_value(opened[2] if opened[0] == SLOT else None)
+                found["opened"] = {"kind": KINDS[opened[0]], "seq": opened[1], "slot": slot}
+        return found
+
+    def torn(self, rank: int) -> set[int]:
+        """The messages that a reader has a lease of, and that are not what was published."""
+        views = self.seats[rank].views.items()
+        return {number for number, tensors in views if not all(bool((t == number).all()) for t in tensors)}
 
 
 class _Small:
-    """Leases small messages, and says that it is the process that stands for it."""
+    """Leases small messages unless it is told not to, and says that it is the process that stands for it."""
 
-    lease_bytes = 8 * LEASED
+    lease_bytes = 8 * MESSAGE
     pid = 0
     writer_pid = 0
 

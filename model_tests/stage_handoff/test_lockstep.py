@@ -1,63 +1,59 @@
-"""The implementation on the simulated device and the specification, step by step.
-
-Who moves is drawn by Hypothesis. After each move the oracle takes the steps that the implementation reported, and
-both must agree on every queue, point, block and counter; before each move, on what may move.
-"""
+"""The implementation on the simulated device and the specification, step by step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_tests.stage_handoff.pipeline import ELEMENTS, SHAPES, Pipeline, Rank, Shape, meant
+from model_tests.stage_handoff.adapter import STREAMS, VARIANTS, Stage, item, items
+from model_tests.stage_handoff.pipeline import SHAPES, Shape
 from model_tests.stage_handoff.stager import Stager
 
-from quiesce.events import Event, observe
 from quiesce.model import Oracle, manifest
+from quiesce.model.adapter import Divergence
+from quiesce.model.lockstep import lockstep
 from quiesce.simulated import SimulatedStream, SimulatedWorld
 
-MODELS: dict[str, Shape] = {
-    "stage_handoff_nccl": Shape(),
-    "stage_handoff_gloo": Shape(flavour="gloo", wait_twice=True),
-    "stage_handoff_fresh": Shape(fresh=True, steps=2, scratch=False),
-    "stage_handoff_gather": Shape(gather=True, steps=2),
-    "stage_handoff_extra": Shape(flavour="gloo", extra=True, max_pending=3),
-}
-HOST = {"ReceiveMetadata", "PostReceive", "AwaitReceive", "AllGather", "BeforeForward", "Forward"} | {
-    "SendMetadata",
-    "SendTensors",
-}
-STREAMS = {"Pass", "BeginWork", "EndWork", "BeginTransfer", "EndTransfer"}
-EXAMPLES = max(10, settings.default.max_examples // 5)
+MODELS = ("nccl", "gloo", "fresh", "gather", "extra")
+EXAMPLES = max(12, settings.default.max_examples // 5)
 
 
-def version(memory: torch.Tensor, known: int) -> int:
-    """The version a block holds as a whole; 0 for anything else."""
-    values = memory.unique().tolist()
-    return values[0] if len(values) == 1 and 1 <= values[0] <= known else 0
+@pytest.mark.parametrize("small", MODELS)
+def test_the_link_keeps_step(small: str) -> None:
+    """Every queue, point, block and counter of a pipeline is as the specification says, after every step."""
+    lockstep(Stage, small=small, examples=EXAMPLES, steps=100)
 
 
-def items(stream: SimulatedStream, named: Mapping[SimulatedStream, Any]) -> tuple[Any, ...]:
-    """A queue as the specification sees it: the kind of each item, and the point of each wait."""
-    return tuple(
-        (item.kind, (named[item.point[0]], item.point[1])) if item.point else item.kind
-        for item in stream.queue
-    )
+@pytest.mark.parametrize("name", sorted(VARIANTS))
+def test_every_faulty_link_falls_out_of_step(name: str) -> None:
+    with pytest.raises(Divergence):
+        lockstep(VARIANTS[name], examples=100, options=settings(database=None, derandomize=True))
 
 
-def spec_items(queue: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same of a queue in a state of the specification."""
-    return tuple(
-        ("wait", (item["point"]["stream"], item["point"]["count"]))
-        if item["kind"] == "wait"
-        else item["kind"]
-        for item in queue
-    )
+def test_the_models_are_those_of_the_manifest() -> None:
+    """The small models of the adapter that stand for models of the manifest are these."""
+    for name in MODELS:
+        model = manifest.load().models[f"stage_handoff_{name}"]
+        assert Stage.small[name] == model.set
+
+
+def test_the_shapes_of_other_tests_are_modelled() -> None:
+    """Each kind of pipeline that schedules are drawn for has a feature set that a model covers."""
+
+    def features(shape: Shape) -> set[str]:
+        return {name for name in ("fresh", "gather", "extra", "wait_twice") if getattr(shape, name)}
+
+    kinds = {"Fresh": "fresh", "Gather": "gather", "Extra": "extra", "WaitTwice": "wait_twice"}
+    modelled = [
+        {kinds[constant] for constant in Stage.small[name] if constant in kinds and name in MODELS}
+        for name in MODELS
+    ]
+    for shape in SHAPES:
+        assert features(shape) in modelled
 
 
 def compare_streams(
@@ -68,175 +64,9 @@ def compare_streams(
     empty = SimulatedStream("", -1)
     for name in state["queue"]:
         stream = by_name.get(name, empty)
-        assert items(stream, named) == spec_items(state["queue"][name]), name
+        assert items(stream, named) == tuple(map(item, state["queue"][name])), name
         assert stream.ran == state["ran"][name], name
-    assert {named[s] for s in world.streams if s.queue and s.queue[0].running} | {
-        named[world.receivers[s.queue[0].line]]
-        for s in world.streams
-        if s.queue and s.queue[0].running and s.queue[0].kind == "send"
-    } == state["busy"]
-
-
-class Lockstep:
-    """A pipeline, and the state of the specification that it must be in."""
-
-    def __init__(self, oracle: Oracle, pipeline: Pipeline):
-        self.oracle = oracle
-        self.pipeline = pipeline
-        self.taken: set[str] = set()
-        (self.state,) = oracle.initial()
-        self.blocks: dict[int, tuple[int, str]] = {}
-        second = pipeline.ranks[1]
-        self.blocks |= {memory.data_ptr(): (2, name) for name, memory in second.memory.items()}
-        self.blocks |= {
-            memory.data_ptr(): (rank.number, "out") for rank in pipeline.ranks for memory in rank.outputs
-        }
-
-    def named(self) -> dict[SimulatedStream, Any]:
-        """The streams by the names of the specification: <<rank, kind>>."""
-        return {s: (int(s.name[0]), s.name[2:].split()[0]) for s in self.pipeline.world.streams}
-
-    def take(self, action: str, **parameters: Any) -> None:
-        """The specification takes the step that the implementation took."""
-        (self.state,) = self.oracle.step(self.state, action, **parameters)
-        self.taken.add(action)
-
-    def move(self, mover: Rank | SimulatedStream) -> None:
-        """One move of the implementation, and all the steps that it stands for."""
-        if isinstance(mover, SimulatedStream):
-            name = next(name for name, stream in self.pipeline.world.runnable() if stream is mover)
-            self.pipeline.move(mover)
-            self.take(name, s=self.named()[mover])
-            return
-        seen: list[Event] = []
-        where = mover.at
-        with observe(lambda event: seen.append(event) if event.phase == "end" else None):
-            self.pipeline.move(mover)
-        if where == "forward":
-            self.take("Forward", r=mover.number, b=self.block_of(mover))
-        elif where == "again":
-            self.take("AwaitReceive", r=mover.number)
-        for event in seen:
-            self.take(event.action, r=event.fields["r"])
-
-    def block_of(self, rank: Rank) -> tuple[int, str]:
-        """The block that forward writes; one not seen before takes a name that is left."""
-        address = rank.outputs[0].data_ptr()
-        if address not in self.blocks:
-            left = {(1, "out"), (1, "spare")} - set(self.blocks.values())
-            self.blocks[address] = min(left)
-        return self.blocks[address]
-
-    def compare(self) -> None:
-        """Both agree on all that can be seen."""
-        state, pipeline, named = self.state, self.pipeline, self.named()
-        compare_streams(pipeline.world, state, named)
-        for rank in pipeline.ranks:
-            index = rank.number - 1
-            assert rank.at == state["at"][index]
-            assert rank.step == state["step"][index]
-            handles = {(named[h.event.point[0]], h.event.point[1]) for h in rank.link._unsettled}  # type: ignore[attr-defined]
-            assert handles == {(p["stream"], p["count"]) for p in state["handles"][index]}
-            other = pipeline.ranks[1 - index]
-            metadata = state["metadata"][index]
-            assert (other.inbox.sent, other.inbox.taken) == (metadata["sent"], metadata["taken"])
-            assert other.inbox.sent - rank.link.pending == metadata["reaped"]
-            for address, block in rank.backend._blocks.items():
-                name = self.blocks.get(address)
-                if name:
-                    memory = torch.from_numpy(block.memory).view(torch.int32)
-                    assert version(memory[:ELEMENTS], pipeline.shape.steps) == state["memory"][name], name
-                    assert (block not in rank.backend._free) == state["block"][name]["live"], name
-
-    def compare_moves(self) -> None:
-        """Both agree on who may move."""
-        steps = self.oracle.successors(self.state)
-        named = self.named()
-        streams = {(step.action, step.parameters["s"]) for step in steps if step.action in STREAMS}
-        assert streams == {(name, named[stream]) for name, stream in self.pipeline.world.runnable()}
-        hosts = {step.parameters["r"] for step in steps if step.action in HOST}
-        # A send that finds the bound reached reaps first, if it can.
-        hosts |= {
-            step.parameters["r"]
-            for step in steps
-            if step.action == "ReapMetadata"
-            and self.state["at"][step.parameters["r"] - 1] in ("metadata", "more")
-            if self.pipeline.shape.flavour == "nccl"
-            or not self.state["queue"][step.parameters["r"], "compute"]
-        }
-        assert hosts == {rank.number for rank in self.pipeline.ranks if rank.may_move()}
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_pipeline_and_specification_agree(model: str) -> None:
-    """Every queue, point, block and counter of the pipeline is as the specification says, after every step."""
-    oracle = Oracle.load(model)
-
-    @settings(max_examples=EXAMPLES)
-    @given(st.data())
-    def agree(data: st.DataObject) -> None:
-        def choose(below: int) -> int:
-            return data.draw(st.integers(0, below - 1)) if below > 1 else 0
-
-        pipeline = Pipeline(choose, MODELS[model])
-        lockstep = Lockstep(oracle, pipeline)
-        lockstep.compare()
-        lockstep.compare_moves()
-        while moves := list(pipeline.moves()):
-            lockstep.move(moves[choose(len(moves))])
-            lockstep.compare()
-            lockstep.compare_moves()
-        assert pipeline.ranks[1].results == meant(pipeline.shape)
-        assert all(at == "done" for at in lockstep.state["at"])
-
-    agree()
-
-
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    "model",
-    [
-        "stage_handoff_gloo",
-        "stage_handoff_extra",
-        pytest.param("stage_handoff_gather", marks=pytest.mark.nightly),
-    ],
-)
-def test_every_schedule_agrees(model: str) -> None:
-    """Not a sample: from every state that any schedule leads to, every move is made, and both agree.
-
-    Calls that are several steps of the specification are made whole.
-    """
-    oracle = Oracle.load(model)
-    seen = set()
-    taken: set[str] = set()
-    frontier: list[list[int]] = [[]]
-    while frontier:
-        path = frontier.pop()
-        pipeline = Pipeline(lambda below: 0, MODELS[model])
-        lockstep = Lockstep(oracle, pipeline)
-        for choice in path:
-            lockstep.move(list(pipeline.moves())[choice])
-        lockstep.compare()
-        taken |= lockstep.taken
-        if lockstep.state in seen:
-            continue
-        seen.add(lockstep.state)
-        lockstep.compare_moves()
-        moves = len(list(pipeline.moves()))
-        frontier += [[*path, choice] for choice in range(moves)]
-        assert moves or pipeline.ranks[1].results == meant(pipeline.shape)
-    assert taken == set(oracle.actions) - set(manifest.load().models[model].untaken) - {"Done"}
-
-
-def test_the_shapes_of_other_tests_are_modelled() -> None:
-    """Each kind of pipeline that schedules are drawn for has a feature set that a model covers."""
-
-    def features(shape: Shape) -> set[str]:
-        return {name for name in ("fresh", "gather", "extra", "wait_twice") if getattr(shape, name)}
-
-    modelled = [features(replace(shape)) for shape in MODELS.values()]
-    for shape in SHAPES:
-        assert features(shape) in modelled
+    assert {named[s] for s in world.streams if s.queue and s.queue[0].running} == state["busy"]
 
 
 def test_staging_and_specification_agree() -> None:
@@ -305,9 +135,7 @@ def test_every_action_of_the_specification_has_a_method() -> None:
     from quiesce.stage_handoff import StageLink
 
     by_caller = {"Forward", "Interrupt", "FindPeerGone", "Kill"}  # or by whoever does harm
-    of_link = [
-        name for name in Oracle.load("stage_handoff_nccl").actions if name not in STREAMS | {"Done", "Init"}
-    ]
+    of_link = [name for name in Oracle.load(Stage.model).actions if name not in (*STREAMS, "Done", "Init")]
     assert list(actions(StageLink)) == [name for name in of_link if name not in by_caller]
     # EndLoan is the transport's, Produce the caller's, Recycle the pool's.
     assert {**actions(HostStaging), **actions(Staged)}.keys() == {"Stage", "Settle", "Lend"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ def _nearest(graph: Graph, start: int, untaken: list[list[int]]) -> list[int] | 
 
 
 def drive(
-    adapter: type[Adapter], small: str, coverage: Coverage, *, tries: int = 3, longest: int = 1_000
+    adapter: type[Adapter], small: str, coverage: Coverage, *, tries: int = 12, longest: int = 1_000
 ) -> Drive:
     """Drive an implementation along every edge of the graph of a small model that it can be made to take.
 
@@ -114,7 +115,7 @@ def drive(
                     continue
                 here = graph.numbers[run.states[0]]
                 if not plan or graph.edges[plan[-1]].source != here:
-                    plan = _way(graph, here, left, barred | unable)
+                    plan = _way(graph, here, left, barred | unable, walks)
                     if not plan:
                         break
                 index = plan.pop()
@@ -143,8 +144,13 @@ class Drive:
     given_up: tuple[int, ...]
 
 
-def _way(graph: Graph, start: int, left: list[set[int]], barred: set[int]) -> list[int]:
-    """The shortest way from `start` that ends with an edge not taken yet, last edge first; empty if there is none."""
+def _way(graph: Graph, start: int, left: list[set[int]], barred: set[int], turn: int) -> list[int]:
+    """A shortest way from `start` that ends with an edge not taken yet, last edge first; empty if there is none.
+
+    `turn` chooses among several: an implementation may have more states than the specification, and which of them it
+    is in depends on the way.
+    """
+    choose = random.Random(turn)
     came: dict[int, int] = {}
     seen = {start}
     todo = deque([start])
@@ -157,7 +163,7 @@ def _way(graph: Graph, start: int, left: list[set[int]], barred: set[int]) -> li
                     way.append(came[here])
                     here = graph.edges[came[here]].source
                 return way
-        for index in graph.leaving[here]:
+        for index in choose.sample(graph.leaving[here], len(graph.leaving[here])):
             target = graph.edges[index].target
             if target not in seen and index not in barred:
                 seen.add(target)
