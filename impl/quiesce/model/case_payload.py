@@ -125,7 +125,7 @@ class _Sender:
             f"TracedShapes == UNION {{[1..n -> [large : BOOLEAN, lent : {{{lents}}}]] : n \\in Parts}}\n{CONDITIONS}",
             HIDDEN,
             canonical,
-            frozenset({"TrackerFires"}),
+            frozenset({"BeginRead", "EndRead", "TrackerFires"}),
             never=NEVER,
             notes=tuple(notes),
             start=start,
@@ -249,13 +249,14 @@ def canonical(state: State) -> State:
 
     Forgotten are what was delivered, accepted and excused, and the versions of bytes.
     """
-    # Trackers that can fire have fired: that disables nothing.
-    undone = (state["undone"] - state["refused"]) & (state["alive"] | state["leaked"])
+    # The reader is through with what it took, and trackers that can fire have fired: that disables nothing.
+    alive = state["alive"] - frozenset(state["holding"])
+    undone = (state["undone"] - state["refused"]) & (alive | state["leaked"])
     pending = [(entry["buffer"], entry["asked"] & undone) for entry in state["pending"]]
     # A function over no tensors at all is the empty sequence.
     loan = {tensor: state["loan"][tensor] & undone for tensor in state["loan"]}
-    lists = [state["partial"], state["holding"], state["parts"], *state["pipe"]]
-    sets = [state["alive"], undone, state["stale"], state["leaked"]]
+    lists = [state["partial"], state["parts"], *state["pipe"]]
+    sets = [alive, undone, state["stale"], state["leaked"]]
     numbers = [frame["msg"] for frames in (*lists, *sets) for frame in frames]
     number = state["number"]
     behind = min([*numbers, number]) - 1
@@ -275,11 +276,11 @@ def canonical(state: State) -> State:
             "partial": tuple(moved(state["partial"])),
             "excused": frozenset(),
             "pipe": tuple(tuple(moved(message)) for message in state["pipe"]),
-            "holding": tuple(moved(state["holding"])),
-            "glimpse": (0,) * len(state["glimpse"]),
-            "seen": tuple(freeze({"msg": 1, "part": 1, "of": 1, "version": 0}) for _ in state["seen"]),
+            "holding": (),
+            "glimpse": (),
+            "seen": (),
             "delivered": (),
-            "alive": frozenset(moved(state["alive"])),
+            "alive": frozenset(moved(alive)),
             "undone": frozenset(moved(undone)),
             "stale": frozenset(moved(state["stale"])),
             "leaked": frozenset(moved(state["leaked"] & undone)),
