@@ -64,6 +64,26 @@ def test_every_limit_has_a_test_and_the_marked_ones_are_expected_to_fail() -> No
                 assert (path, test) in marked, f"limits.md does not list {path}::{test}"
 
 
+ASKED = (
+    "payload_reuse",
+    "broadcast_ring",
+    "stage_handoff",
+    "host_staging",
+    "buffer_lifecycle",
+    "tracker_completion",
+)
+"""The protocols whose every mutant is a question of a review."""
+
+
+def test_every_bug_of_a_protocol_is_asked_about() -> None:
+    text = (ROOT / "docs" / "review.md").read_text("utf-8")
+    asked = set(re.findall(r"^\| `\w+` \| `(\w+)` \|", text, re.MULTILINE))
+    mutants = {mutant.name for mutant in manifest.load().mutants.values() if mutant.protocol in ASKED}
+    assert mutants - asked == set(), (
+        "name them in a `<!-- guards: ... -->` of docs/review.md, and run `make pages`"
+    )
+
+
 def test_every_question_has_a_rule_that_exists_a_guard_and_a_test() -> None:
     known = manifest.load()
     text = (ROOT / "docs" / "review.md").read_text("utf-8")
