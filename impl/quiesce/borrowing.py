@@ -65,7 +65,7 @@ def warn_of_loans(older_than: float | None) -> None:
     """From now on, log a warning with the stack of the borrower for each new loan that gets `older_than` seconds old.
 
     None, as at first, warns of none. Loans are looked at when their owner is used: at each send, `settle` and
-    `publish`. Watching costs some microseconds a loan. The logger is "quiesce.borrowing".
+    `publish`. Watching costs some tens of microseconds a loan. The logger is "quiesce.borrowing".
     """
     global _old_after
     if older_than is not None and not older_than >= 0:
