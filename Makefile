@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: check-model check-model-large fence-table docs pages test nightly lint format clean
+.PHONY: check-model check-model-large fence-table docs pages test nightly soak lint format clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -34,6 +34,12 @@ test: $(STAMP)
 
 nightly: $(STAMP)
 	QUIESCE_PROFILE=nightly $(BIN)/python -m pytest
+
+# Each protocol at full load, then crash points, for SECONDS altogether; figures to stdout and .quiesce/soak.json.
+SECONDS ?= 1800
+soak: $(STAMP)
+	mkdir -p .quiesce
+	$(BIN)/python -m model_tests.faults.soak --seconds $(SECONDS) --json .quiesce/soak.json
 
 lint: $(STAMP)
 	$(BIN)/ruff check impl model_tests docs/examples

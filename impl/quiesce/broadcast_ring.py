@@ -12,7 +12,6 @@ import math
 import mmap
 import os
 import secrets
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,8 +24,19 @@ from quiesce.borrowing import Counters, age
 from quiesce.errors import Closed, NotQuiescent, PeerDied, QuiesceTimeout, ResourceExhausted, WrongProcess
 from quiesce.ring_codec import over
 from quiesce.ring_memory import SLICE_S, Layout, RingMemory, round_up
-from quiesce.ring_wire import DEFAULT_TIMEOUT_S, MODULUS, Codec, Deadline, RingHandle, context, new_secret
+from quiesce.ring_wire import (
+    DEFAULT_TIMEOUT_S,
+    LONGEST_WORD,
+    MODULUS,
+    Codec,
+    Deadline,
+    RingHandle,
+    context,
+    new_secret,
+    opening,
+)
 from quiesce.ring_writer import BODY_WINDOW, LOAN_AT, RingWriter
+from quiesce.turns import Turns
 
 _log = logging.getLogger(__name__)
 
@@ -78,17 +88,19 @@ class BroadcastRing(RingWriter):
         memory = RingMemory.create(layout, key)
         self._pid = os.getpid()
         self._patience = patience
-        self._turn = threading.Lock()
+        self._turn = Turns("this ring")
         self._context = context()
-        socket = self._context.socket(zmq.ROUTER)
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.setsockopt(zmq.SNDHWM, 0)  # what is in flight is bounded by the windows
-        endpoint = f"ipc://@quiesce-{secrets.token_hex(16)}"
-        socket.bind(endpoint)
-        remote_endpoint = ""
-        if bind is not None:
-            socket.bind(bind)
-            remote_endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        with opening(self._context):
+            socket = self._context.socket(zmq.ROUTER)
+            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            socket.setsockopt(zmq.SNDHWM, 0)  # what is in flight is bounded by the windows
+            socket.setsockopt(zmq.MAXMSGSIZE, LONGEST_WORD)
+            endpoint = f"ipc://@quiesce-{secrets.token_hex(16)}"
+            socket.bind(endpoint)
+            remote_endpoint = ""
+            if bind is not None:
+                socket.bind(bind)
+                remote_endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.handle = RingHandle(
             self._pid,
             memory.fd,
@@ -266,13 +278,9 @@ class BroadcastRing(RingWriter):
             raise WrongProcess(
                 "the ring was made in another process; create one here, or attach by its handle"
             )
-        if not self._turn.acquire(timeout=min(timeout, threading.TIMEOUT_MAX)):
-            raise QuiesceTimeout(f"another thread has used the ring for {timeout:g} s")
-        try:
+        with self._turn.taken(timeout):
             if self._closed:
                 raise Closed("the ring is closed")
             self._complete()
             self._waited = False
             yield deadline
-        finally:
-            self._turn.release()

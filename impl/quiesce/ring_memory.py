@@ -183,8 +183,9 @@ class RingMemory:
     @classmethod
     def create(cls, layout: Layout, secret: bytes) -> RingMemory:
         """Reserve and lay out a segment. ResourceExhausted if there is no memory for it; never SIGBUS later."""
-        fd = os.memfd_create("quiesce-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = -1
         try:
+            fd = os.memfd_create("quiesce-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.fchmod(fd, 0o600)
             if layout.total > available_memory():
                 raise OSError(errno.ENOMEM, "that is more than is free")
@@ -192,7 +193,8 @@ class RingMemory:
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             memory = cls(fd, layout)
         except OSError as error:
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
             raise ResourceExhausted(
                 error.errno,
                 f"cannot reserve {layout.total} bytes of shared memory ({error.strerror}); "
@@ -229,6 +231,7 @@ class RingMemory:
                 f"cannot attach: the writer, process {pid}, is gone or has closed the ring ({path})"
             ) from error
         except OSError as error:
+            _refuse_if_exhausted(error)
             raise QuiesceError(
                 f"cannot open {path} ({error.strerror}); run reader and writer as the same user "
                 "and in one process namespace, or attach as a remote reader"
@@ -252,14 +255,18 @@ class RingMemory:
             return cls(mine, Layout(ranks, slots, window, slot_bytes))
         except OSError as error:
             os.close(mine)
-            if error.errno in (errno.ENOMEM, errno.EMFILE):
-                raise ResourceExhausted(
-                    error.errno, f"cannot map the ring of process {pid} ({error.strerror}); raise the limit"
-                ) from error
+            _refuse_if_exhausted(error)
             raise DecodeError(f"{path} is not a broadcast ring ({error.strerror})") from error
         except BaseException:
             os.close(mine)
             raise
+
+
+def _refuse_if_exhausted(error: OSError) -> None:
+    if error.errno in (errno.ENOMEM, errno.EMFILE, errno.ENFILE):
+        raise ResourceExhausted(
+            error.errno, f"cannot attach to the other process ({error.strerror}); raise the limit"
+        ) from error
 
 
 def available_memory() -> int:
@@ -322,6 +329,9 @@ class Process:
             fd = os.pidfd_open(pid)
         except ProcessLookupError:
             return
+        except OSError as error:
+            _refuse_if_exhausted(error)
+            raise
         if start_time(pid) == started:
             self._fd = fd
         else:

@@ -40,6 +40,7 @@ from quiesce.ring_wire import (
     Hello,
     RingHandle,
     context,
+    opening,
     received,
     unpack_head,
 )
@@ -83,9 +84,10 @@ class RingReader:
         self._heard: list[zmq.Frame] | None = None
         self._open_memory(handle)
         self._context = context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._connect(handle)
+        with opening(self._context):
+            self._socket = self._context.socket(zmq.DEALER)
+            self._socket.setsockopt(zmq.RCVHWM, 0)
+            self._connect(handle)
         self._join()
 
     # ------------------------------------------------------------------------------------------ what callers use
@@ -156,7 +158,10 @@ class RingReader:
 
     @action("Sleep", lambda self, result, seconds: {"r": self.rank})
     def _sleep(self, seconds: float) -> bool:
-        return self._words.posts.wait(seconds)  # SYNC(open.wait)
+        if not self._words.posts.wait(seconds):  # SYNC(open.wait)
+            return False
+        self._tokens += 1  # in here, so that no exception loses it
+        return True
 
     @action("Open", lambda self, result: {"r": self.rank, "message": self._cursor})
     def _open(self) -> None:
@@ -305,7 +310,6 @@ class RingReader:
             return
         while True:
             if self._sleep(min(deadline.left, SLICE_S)):
-                self._tokens += 1
                 return
             if self._writer_is_gone():
                 if posts.try_wait():  # SYNC(open.wait)

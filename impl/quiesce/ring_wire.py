@@ -7,12 +7,14 @@ digested; over a network that is not trusted, tunnel the connection.
 
 from __future__ import annotations
 
+import errno
 import hmac
 import json
 import os
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,7 +23,7 @@ import numpy as np
 import zmq
 
 from quiesce.codec import Buffer, Decoder, Encoder
-from quiesce.errors import DecodeError
+from quiesce.errors import DecodeError, ResourceExhausted
 from quiesce.ring_codec import PickleCodec
 from quiesce.ring_memory import digest
 
@@ -160,6 +162,20 @@ def context() -> zmq.Context[zmq.Socket[bytes]]:
     made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     made.linger = 0
     return made
+
+
+@contextmanager
+def opening(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[None]:
+    """What is opened in it is closed if that fails. ResourceExhausted if there are no descriptors left."""
+    try:
+        yield
+    except zmq.ZMQError as error:
+        context.destroy(linger=0)
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise ResourceExhausted(
+                error.errno, f"cannot open a socket ({error.strerror}); raise the limit of open files"
+            ) from error
+        raise
 
 
 def new_secret() -> bytes:

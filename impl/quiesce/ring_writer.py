@@ -17,7 +17,7 @@ import numpy as np
 import zmq
 
 from quiesce.codec import Buffer
-from quiesce.errors import QuiesceTimeout
+from quiesce.errors import QuiesceError, QuiesceTimeout
 from quiesce.events import action
 from quiesce.ring_memory import LINE, SLICE_S, Process, RingMemory, copy, round_up
 from quiesce.ring_wire import (
@@ -61,6 +61,7 @@ class _Peer:
         self.passed = passed
         self.probed = time.monotonic()
         self.heard = 0
+        self.hearing = False
         self.admitted = True
 
     def __str__(self) -> str:
@@ -345,13 +346,19 @@ class RingWriter:
 
     def _hear(self, rank: int) -> None:
         words, peer = self._memory.ranks[rank], self._peers[rank]
-        while words.notices.try_wait():  # SYNC(hear.wait)
+        while peer.hearing or words.notices.try_wait():  # SYNC(hear.wait)
+            peer.hearing = True  # until it is done: hearing a notice again after an exception does no harm
             notice = words.ring[peer.heard % len(words.ring)]
-            peer.heard += 1
             if notice == LEFT:
                 self._hear_leave(rank, words.left[0])
-            else:
+            elif notice < len(self._holders):
                 self._hear_release(rank, notice)
+            else:
+                raise QuiesceError(
+                    f"reader {rank} ({peer}) let go of a slot {notice}: the ring is broken; make it anew"
+                )
+            peer.heard += 1
+            peer.hearing = False
         self._vacate_if_empty(rank)
 
     def _vacate_if_empty(self, rank: int) -> None:

@@ -27,7 +27,9 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
+from quiesce.arrays import MAX_AXES
 from quiesce.borrowing import Borrowing, Counters, age
+from quiesce.codec import DEFAULT_LIMIT
 from quiesce.errors import Closed, DecodeError, EncodeError, NotQuiescent, QuiesceError
 from quiesce.events import action
 from quiesce.streams import CpuBackend, StreamBackend
@@ -103,6 +105,7 @@ class StageLink:
     `max_pending` bounds the metadata messages on their way: at least the number of micro-batches in flight, or sends
     wait for the peer. With `tensor_parallel=(rank, size)` a tensor whose size divides is sent in slices, each rank its
     own, and gathered by the receivers. `timeout`, in seconds, bounds every wait that is given none.
+    `limit_bytes` bounds what the tensors of one dict may need.
     """
 
     def __init__(
@@ -115,6 +118,7 @@ class StageLink:
         max_pending: int = 64,
         tensor_parallel: tuple[int, int] = (0, 1),
         timeout: float = TIMEOUT,
+        limit_bytes: int = DEFAULT_LIMIT,
     ):
         if max_pending < 1:
             raise ValueError(
@@ -129,6 +133,7 @@ class StageLink:
         self.source, self.to = source, to
         self.max_pending = max_pending
         self.timeout = timeout
+        self.limit_bytes = limit_bytes
         self._part, self._parts = tensor_parallel
         self._sent = self._received = self._copied = self._waits = 0
         self._borrowing: Borrowing | None = None
@@ -247,12 +252,15 @@ class StageLink:
 
     # The actions of the specification, in its order.
 
-    @action("ReceiveMetadata", lambda link, result, timeout: {"r": link.rank, "message": result.number})
+    @action(
+        "ReceiveMetadata",
+        lambda link, result, timeout: {"r": link.rank, "source": link.source, "message": result.number},
+    )
     def _receive_metadata(self, timeout: float | None) -> Metadata:
         message = self.transport.receive_message(self._peer(self.source), self._limit(timeout))
         try:
             metadata = _decode(message)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise DecodeError(
                 f"metadata from rank {self.source} is not a message of a stage link: {error}"
             ) from error
@@ -307,8 +315,11 @@ class StageLink:
         "SendMetadata",
         lambda link, result, message: {
             "r": link.rank,
+            "source": link.source,
+            "to": link.to,
             "message": link._sent - 1,
             "max_pending": link.max_pending,
+            "device": type(link.backend).__name__,
         },
     )
     def _send_metadata(self, message: bytes) -> Handle:
@@ -392,15 +403,30 @@ class StageLink:
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Where each tensor is received, and where it is whole: the same, but for slices."""
         parts, wholes = {}, {}
+        names = [*metadata.values, *(meta.key for meta in metadata.tensors)]
+        if sorted(names) != sorted(metadata.keys) or len(set(names)) != len(names):
+            raise DecodeError(f"the keys of a dict from rank {self.source} are not those of its values")
+        needed = 0
         for meta in metadata.tensors:
             dtype = getattr(torch, meta.dtype, None)
-            if not isinstance(dtype, torch.dtype) or min(meta.shape, default=0) < 0:
+            if (
+                not isinstance(dtype, torch.dtype)
+                or meta.dtype.startswith(("qint", "quint"))  # never sent: their scale would be lost
+                or min(meta.shape, default=0) < 0
+                or len(meta.shape) > MAX_AXES
+            ):
                 raise DecodeError(f"tensor {meta.key!r} has dtype {meta.dtype!r} and shape {meta.shape}")
+            needed += math.prod(meta.shape) * dtype.itemsize
+            if needed > self.limit_bytes or max(meta.shape, default=0) > self.limit_bytes:
+                raise DecodeError(
+                    f"with {meta.key!r} of {meta.shape} the dict needs more than {self.limit_bytes} bytes; raise "
+                    "limit_bytes if that is meant"
+                )
             if meta.sliced and (self._parts == 1 or math.prod(meta.shape) % self._parts):
                 raise DecodeError(
                     f"tensor {meta.key!r} comes in slices, but not in {self._parts}: see tensor_parallel"
                 )
-            whole = into[meta.key] if meta.key in into else self.backend.empty(meta.shape, dtype)
+            whole = into[meta.key] if meta.key in into else self._empty(meta.shape, dtype)
             if tuple(whole.shape) != meta.shape or whole.dtype != dtype or not whole.is_contiguous():
                 raise DecodeError(
                     f"the buffer for {meta.key!r} is {tuple(whole.shape)} of {whole.dtype}; it must be contiguous, "
@@ -408,5 +434,11 @@ class StageLink:
                 )
             wholes[meta.key] = whole
             size = whole.numel() // self._parts
-            parts[meta.key] = self.backend.empty((size,), dtype) if meta.sliced else whole
+            parts[meta.key] = self._empty((size,), dtype) if meta.sliced else whole
         return parts, wholes
+
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        try:
+            return self.backend.empty(shape, dtype)
+        except RuntimeError as error:
+            raise DecodeError(f"a tensor of {shape} of {dtype} cannot be made here: {error}") from error

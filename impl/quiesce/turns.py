@@ -46,8 +46,11 @@ class Turns:
             self._acquire(timeout)
             return call()
         finally:
-            with contextlib.suppress(RuntimeError):  # it is another thread's
+            # Not contextlib.suppress: an exception could come before its block is entered.
+            try:  # noqa: SIM105
                 self._lock.release()
+            except RuntimeError:
+                pass  # it is another thread's
 
     @contextlib.contextmanager
     def taken(self, timeout: float) -> Iterator[None]:
@@ -58,8 +61,10 @@ class Turns:
             self._acquire(timeout)
             yield
         finally:
-            with contextlib.suppress(RuntimeError):
+            try:  # noqa: SIM105
                 self._lock.release()
+            except RuntimeError:
+                pass
 
     def _refuse(self) -> None:
         self.check_process()

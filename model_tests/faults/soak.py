@@ -1,0 +1,227 @@
+"""Each protocol at full load for a stated time, with peers that come and go, and then crash points.
+
+    python -m model_tests.faults.soak --seconds 1800 --json soak.json
+
+A fifth of the time each goes to the ring, the payloads and the pipeline, and two fifths to crash points. At the end
+a shorter run of each protocol is recorded and held to its specification. The exit status says whether anything was
+wrong: a message changed, lost, doubled or out of order, memory that grows, a crash point, or a trace.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from model_tests.faults import points
+from model_tests.faults.crew import Actor, stage, until
+
+from quiesce.model.judging import cases, judge
+from quiesce.model.traces import read
+
+STAY_S = 3.0
+"""Seconds that a peer stays which comes and goes."""
+WARM_UP = 0.3
+"""The part of a run that memory is given to reach its level."""
+GROWTH = 256 << 10
+"""Bytes a second by which memory may seem to grow: what it means is that it fits a day. Noise is above this in a run
+of seconds, so that the slope must also be twice its error."""
+
+
+def slope(samples: list[tuple[float, int]]) -> tuple[float, float]:
+    """Bytes a second by which memory grows after the warm-up, and the standard error of that."""
+    start, end = samples[0][0], samples[-1][0]
+    kept = np.array([s for s in samples if s[0] >= start + WARM_UP * (end - start)], float)
+    if len(kept) < 4:
+        return 0.0, float("inf")
+    t, y = kept[:, 0] - kept[:, 0].mean(), kept[:, 1] - kept[:, 1].mean()
+    rate = float((t @ y) / (t @ t))
+    return rate, float(np.sqrt(((y - rate * t) ** 2).sum() / (len(t) - 2) / (t @ t)))
+
+
+def summary(staying: dict[str, Actor], guests: list[Actor], seconds: float) -> dict[str, Any]:
+    """Of what all of them measured. Latencies in microseconds, from before the message is sent to after it came."""
+    facts = {name: actor.report.facts if actor.report else {} for name, actor in staying.items()}
+    visits = [actor.report.facts for actor in guests if actor.report]
+    received = [f for name, f in facts.items() if not name.startswith("sends")] + visits
+    latencies = np.concatenate(
+        [np.zeros(0), *(f["latencies"] for f in received if len(f.get("latencies", [])))]
+    )
+    grows = {name: slope(f["memory"]) for name, f in facts.items() if f}
+    return {
+        "seconds": round(seconds, 1),
+        "sent": sum(f.get("messages", 0) for name, f in facts.items() if name.startswith("sends")),
+        "received": sum(f.get("messages", 0) for f in received),
+        "gigabytes": round(sum(f.get("bytes", 0) for f in received) / 1e9, 2),
+        "corrupted": sum(f.get("wrong", 0) for f in received),
+        "out of order": sum(f.get("out of order", 0) for f in received),
+        "came and went": len(guests),
+        "latency us": {
+            str(q): round(float(np.percentile(latencies, q)) * 1e6)
+            for q in (50, 99, 99.9, 100)
+            if len(latencies)
+        },
+        "memory growth kB/s": {name: [round(x / 1e3, 2) for x in found] for name, found in grows.items()},
+        "left": sorted({what for a in [*staying.values(), *guests] if a.report for what in a.report.left}),
+        "failed": [
+            a.report.end for a in [*staying.values(), *guests] if a.report and "Traceback" in a.report.end
+        ],
+        "silent": [name for name, actor in staying.items() if not actor.report],
+    }
+
+
+def wrong(found: dict[str, Any]) -> list[str]:
+    """What of a summary is not as it should be."""
+    bad = [
+        f"{key}: {found[key]}"
+        for key in ("corrupted", "out of order", "left", "failed", "silent")
+        if found[key]
+    ]
+    grew = {n: (r, e) for n, (r, e) in found["memory growth kB/s"].items() if r * 1e3 > GROWTH and r > 3 * e}
+    return bad + [
+        f"memory of {name} grows by {rate} kB/s (error {error})" for name, (rate, error) in grew.items()
+    ]
+
+
+def _for(actors: list[Actor], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    until(actors, lambda: time.monotonic() >= end or all(actor.over for actor in actors))
+
+
+def _visits(actors: list[Actor], until_s: float, come: Callable[[], Actor]) -> Iterator[Actor]:
+    """Guests, one after the other; every second one is killed, the others leave when told."""
+    kills = False
+    while time.monotonic() < until_s:
+        guest = come()
+        actors.append(guest)
+        _for(actors, min(STAY_S, until_s - time.monotonic()))
+        if kills:
+            guest.process.kill()
+        kills = not kills
+        yield guest
+
+
+def ring(seconds: float, folder: str, most: int = -1, **options: Any) -> dict[str, Any]:
+    with stage() as actors:
+        start = time.monotonic()
+        writer = Actor("load:ring_writer", readers=2, most=most, **options)
+        actors.append(writer)
+        handle = until(actors, lambda: writer.said("handle"))
+        stays = Actor("load:ring_reader", handle=handle, rank=0, **options)
+        actors.append(stays)
+        if most >= 0:
+            guests = [Actor("load:ring_reader", handle=handle, rank=1, **options)]
+            actors += guests
+        else:
+            come = lambda: Actor("load:ring_reader", handle=handle, rank=1, most=500)  # noqa: E731
+            guests = list(_visits(actors, start + seconds, come))
+        writer.tell("stop") if most < 0 else None
+        until(actors, lambda: all(actor.over for actor in actors))
+        return summary({"sends": writer, "receives": stays}, guests, time.monotonic() - start)
+
+
+def payload(seconds: float, folder: str, most: int = -1, **options: Any) -> dict[str, Any]:
+    with stage() as actors:
+        start = time.monotonic()
+        address = f"ipc://{folder}/payload{most}"
+        sender = Actor("load:payload_sender", address=address, most=most, **options)
+        stays = Actor("load:payload_receiver", address=address, **options)
+        actors += [sender, stays]
+        guests = []
+        if most < 0:
+            come = lambda: Actor("load:payload_receiver", address=address)  # noqa: E731
+            for guest in _visits(actors, start + seconds, come):
+                guest.tell("stop")
+                guests.append(guest)
+            sender.tell("stop")
+        until(actors, lambda: sender.over)
+        for receiver in (stays, *guests):
+            receiver.tell("stop")
+        until(actors, lambda: all(actor.over for actor in actors))
+        return summary({"sends": sender, "receives": stays}, guests, time.monotonic() - start)
+
+
+def pipeline(seconds: float, folder: str, most: int = -1, **options: Any) -> dict[str, Any]:
+    """The second stage is killed and replaced; the first goes on with the new one."""
+    with stage() as actors:
+        start = time.monotonic()
+        first = Actor("load:stage_rank", folder=folder, rank=0, life=most, most=most, **options)
+        actors.append(first)
+        guests: list[Actor] = []
+        while True:
+            life = most + len(guests)
+            guest = Actor("load:stage_rank", folder=folder, rank=1, life=life, **options)
+            guests.append(guest)
+            actors.append(guest)
+            until(actors, lambda life=life: first.over or ("life", life) in first.words)
+            left = start + seconds - time.monotonic()
+            if most >= 0 or left < 2 * STAY_S:
+                break
+            _for(actors, STAY_S)
+            guest.process.kill()
+            until(actors, lambda guest=guest: guest.over)
+        _for(actors, max(0.0, start + seconds - time.monotonic()) if most < 0 else 0.0)
+        first.tell("stop") if most < 0 else None
+        until(actors, lambda: all(actor.over for actor in actors))
+        # Both ends count: the first its answers, the second what it was sent.
+        return summary({"sends and is answered": first}, guests, time.monotonic() - start)
+
+
+LOADS = {"broadcast ring": ring, "payload reuse": payload, "stage handoff": pipeline}
+
+
+def traces(folder: Path, messages: int = 60) -> dict[str, Any]:
+    """A run of each protocol recorded, and the verdicts: accepted, rejected or undetermined."""
+    found: dict[str, Any] = {}
+    for name, load in LOADS.items():
+        directory = folder / name.replace(" ", "-")
+        load(0.0, str(folder), messages, record=str(directory))
+        found[name] = sorted(verdict.outcome for verdict in (judge(case) for case in cases(read(directory))))
+    return found
+
+
+def soak(seconds: float) -> dict[str, Any]:
+    """Everything, for about so many seconds."""
+    found: dict[str, Any] = {"machine": f"{platform.machine()}, Python {platform.python_version()}"}
+    bad: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="quiesce-soak-") as folder:
+        for name, load in LOADS.items():
+            found[name] = load(seconds / 5, folder)
+            bad += [f"{name}: {what}" for what in wrong(found[name])]
+        found["traces"] = traces(Path(folder))
+        bad += [f"trace of {n}: {v}" for n, v in found["traces"].items() if set(v) != {"accepted"}]
+    end = time.monotonic() + 2 * seconds / 5
+    _, candidates = points.dry()
+    outcomes: dict[points.Point, points.Outcome] = {}
+    for skip in range(100):
+        if time.monotonic() > end:
+            break
+        outcomes |= points.attempt(points.sample(candidates, 100, skip))
+    found["crash points"] = points.figures(outcomes)
+    bad += [f"{point}: {what}" for point, what in found["crash points"]["wrong"].items()]
+    return {**found, "wrong": bad}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=1800.0, help="how long it may take, about")
+    parser.add_argument("--json", type=Path, help="where the figures go besides stdout")
+    chosen = parser.parse_args()
+    found = json.dumps(soak(chosen.seconds), indent=1)
+    print(found)
+    if chosen.json:
+        chosen.json.write_text(found + "\n")
+    return 1 if json.loads(found)["wrong"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
