@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import zmq
 
+from quiesce.borrowing import Borrowing
 from quiesce.errors import PeerDied, QuiesceTimeout
 from quiesce.events import action
 from quiesce.lifecycle import BufferPool, Loan, Tracker
@@ -141,7 +142,7 @@ class RecycledTwice(_PoolFault):
     class Pool(BufferPool[PayloadBuffer]):
         def _recycle(self, buffer: PayloadBuffer) -> None:
             super()._recycle(buffer)
-            self._pending.append((buffer, []))
+            self._pending.append((buffer, [], Borrowing()))
 
 
 class PendingForgotten(PayloadSender):

@@ -121,7 +121,7 @@ CORRUPTED: dict[str, dict[str, Corruption]] = {
         "doubled": doubled("Take"),
         "swapped": swapped("Take"),
         "wrong buffer": another_buffer("Encode"),
-        "wrong buffer recycled": another_buffer("Recycle"),
+        "wrong buffer recycled": changed("Recycle", 0, buffer=1),
         "wrong trackers": changed("Remember", 2, asked=[1]),
         "wrong part": changed("SendPart", 2, part=9),
         "wrong process": another_sender,

@@ -55,7 +55,7 @@ PAYLOAD: dict[str, tuple[runs.Payload, str]] = {
     "recycled_at_send": (SLOW, "Remember"),
     "recycled_at_receive": (SLOW, "Remember"),
     "recycled_twice": (SLOW, "Recycle"),
-    "free_list_unbounded": (replace(SLOW, free_limit=1, high_water=100), "Recycle"),
+    "free_list_unbounded": (replace(SLOW, messages=8, free_limit=1, high_water=100), "Recycle"),
     "orphan_part": (CUT, "Remember"),
 }
 """The run, and the action that gives the fault away."""
