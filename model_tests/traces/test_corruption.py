@@ -124,6 +124,7 @@ CORRUPTED: dict[str, dict[str, Corruption]] = {
         "wrong buffer recycled": changed("Recycle", 0, buffer=1),
         "wrong trackers": changed("Remember", 2, asked=[1]),
         "wrong part": changed("SendPart", 2, part=9),
+        "wrong message": changed("SendPart", 2, message=9),
         "wrong process": another_sender,
     },
     "ring": {
@@ -132,12 +133,14 @@ CORRUPTED: dict[str, dict[str, Corruption]] = {
         "swapped": swapped("Fill"),
         "wrong buffer": changed("Publish", 2, s=7),
         "wrong buffer heard of": changed("HearRelease", 1, s=7),
+        "wrong message": changed("Open", 2, message=99),
         "wrong process": another_reader,
     },
     "stage": {
         "missing": missing("AwaitReceive"),
         "doubled": doubled("BeforeForward"),
         "swapped": swapped("SendMetadata", r=0),
+        "wrong message": changed("ReceiveMetadata", 1, message=99),
         "wrong process": another_rank,
     },
 }

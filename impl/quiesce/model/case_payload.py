@@ -12,7 +12,7 @@ from typing import Any
 
 from quiesce.model.case import Case, Told, named, ordered, rounded
 from quiesce.model.traces import Event
-from quiesce.model.validation import Condition, Observation
+from quiesce.model.validation import Condition, Observation, never
 from quiesce.model.values import Function, ModelValue, State, Value, freeze
 
 POOL = ("Take", "Remember", "Recycle", "DropSurplus")
@@ -43,7 +43,7 @@ NEVER = {
 CONDITIONS = """
 HandIs(b) == hand = {b}
 PartIs(i, large) == Len(parts) + 1 = i /\\ i <= Len(shape) /\\ shape[i].large = large
-MessageIs(same) == same
+MessageIsEncodedOne == FALSE
 AskedAre(b, asked) ==
     hand = {b} /\\ \\E p \\in pending' : p.buffer = b /\\ {f.part : f \\in p.asked} = asked
 """
@@ -224,7 +224,7 @@ class _Sender:
     def _part(self, fields: Mapping[str, Any]) -> Condition:
         part, large = fields["part"], fields["tracker"] is not None
         if fields["message"] != self.message:
-            return Condition("MessageIs", (False,), lambda *_: False)
+            return never("MessageIsEncodedOne")
         return Condition(
             "PartIs",
             (part, large),

@@ -12,8 +12,9 @@ from typing import Any
 
 from quiesce.model.case import Case, Told, named, ordered, rounded
 from quiesce.model.traces import Event
-from quiesce.model.validation import Condition, Observation, Span
+from quiesce.model.validation import Condition, Observation, Span, never
 from quiesce.model.values import Function, ModelValue, State, Value
+from quiesce.ring_wire import MODULUS
 
 SLOT_ONLY = ("Loan", "DropLoan", "Take", "Publish", "Recycle")
 READER_ONLY = (
@@ -34,6 +35,7 @@ HIDDEN = {
 }
 CONDITIONS = """
 OpenedSlot(r, s) == opened[r].kind = "slot" /\\ opened[r].slot = s
+MessageIsNext == FALSE
 HeardOf(r, s) == Head(notices[r]).slot = s
 """
 
@@ -52,6 +54,7 @@ def _case(events: list[Event]) -> Case:
     ranks: set[int] = set()
     window, published = 64, 0
     before: dict[tuple[str, int], str] = {}
+    numbers: dict[tuple[str, int], int] = {}
     for event in events:
         fields = event.fields
         window = fields.get("window", window)
@@ -64,6 +67,13 @@ def _case(events: list[Event]) -> Case:
             # A greeting may come to a writer that has closed, and its answer may be lost with one that is killed, both
             # of which the specification leaves out.
             steps = tuple(replace(step, optional=True) for step in steps)
+        if event.action in ("Publish", "Overflow", "Close", "Open") and "message" in fields:
+            if (
+                numbers.setdefault(who, (fields["message"] - 1) % MODULUS)
+                != (fields["message"] - 1) % MODULUS
+            ):
+                steps = tuple(replace(step, where=never("MessageIsNext")) for step in steps)
+            numbers[who] = fields["message"]
         before[who] = event.action
         told.add(event, *steps, lasting=event.action == "Join")
     seen = {event.action for event in events if event.outcome == "end"}

@@ -8,12 +8,13 @@ the first rank takes the last answers when it has sent everything is outside the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from quiesce.model.case import Case, Told, ordered
 from quiesce.model.traces import Event
-from quiesce.model.validation import Observation
+from quiesce.model.validation import Observation, never
 from quiesce.model.values import Function, State, Value
 
 ACTIONS = (
@@ -47,11 +48,18 @@ def cases(events: Sequence[Event]) -> list[Case]:
 def _case(events: list[Event]) -> Case:
     rank_of = {(e.process, e.subject): e.fields["r"] for e in events if "r" in e.fields}
     told = Told()
+    counted: dict[tuple[str, int, str], int] = {}
     acting = [event for event in events if (event.process, event.subject) in rank_of]
     judged = _without_the_last_answers(acting, rank_of)
     for event in judged:
         rank = rank_of[event.process, event.subject] + 1
-        told.add(event, Observation(event.action, {"r": rank}))
+        step = Observation(event.action, {"r": rank})
+        if "message" in event.fields:
+            key = event.process, event.subject, event.action
+            if event.fields["message"] != counted.setdefault(key, 0):
+                step = replace(step, where=never("MessageIsNext"))
+            counted[key] = event.fields["message"] + 1
+        told.add(event, step)
     ahead, steps, dicts = _shape(judged, rank_of)
     # Of its neighbours a rank tells even if they never got as far as telling anything.
     named = [e.fields.get(name) for e in events for name in ("r", "source", "to")]
@@ -77,7 +85,7 @@ def _case(events: list[Event]) -> Case:
         tuple(told.spans),
         (world,),
         {"Steps": str(steps + 2)},
-        "",
+        "MessageIsNext == FALSE",
         HIDDEN,
         lambda state: canonical(state, ahead),
         urgent=frozenset(HIDDEN),

@@ -32,7 +32,13 @@ class Condition:
     holds: Callable[[State, State], bool]
 
     def __str__(self) -> str:
-        return f"{self.name}({', '.join(show(freeze(argument)) for argument in self.arguments)})"
+        told = ", ".join(show(freeze(argument)) for argument in self.arguments)
+        return f"{self.name}({told})" if told else self.name
+
+
+def never(name: str) -> Condition:
+    """What no step fulfils: an event that contradicts the trace itself. `name` is an operator of no arguments."""
+    return Condition(name, (), lambda *_: False)
 
 
 @dataclass(frozen=True)
