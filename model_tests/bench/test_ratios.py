@@ -2,7 +2,8 @@
 
 Both sides of a ratio run in turns, so that a loaded machine slows both; and the best of several turns counts, because
 load only ever makes a turn worse. A change that costs twice as much in every turn still shows. What is recorded in
-`recorded.json` is the worst of six such runs on two cores that had four times as much to do as they can.
+`recorded.json` is the worst of such runs on two cores that had four times as much to do as they can; for gloo that is
+far from the middle, since a step waits for the scheduler several times.
 """
 
 from __future__ import annotations

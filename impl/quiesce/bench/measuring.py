@@ -135,6 +135,7 @@ class Report:
         for row in rows:
             table.add_row(*(shown(value) for value in row.values()))
         self._console.print(table)
+        self.write()  # a run that is ended early leaves what it has
 
     def write(self) -> None:
         """Write the JSON, if a file was asked for."""
