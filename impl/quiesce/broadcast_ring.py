@@ -36,7 +36,7 @@ from quiesce.ring_wire import (
     opening,
 )
 from quiesce.ring_writer import BODY_WINDOW, LOAN_AT, RingWriter
-from quiesce.turns import Turns
+from quiesce.turns import Turns, abandon_at_exit
 
 _log = logging.getLogger(__name__)
 
@@ -114,6 +114,7 @@ class BroadcastRing(RingWriter):
         """What other processes attach with."""
 
         self._closed = False
+        abandon_at_exit(self)
         self._lent_at: dict[int, float] = {}
         self._messages = self._overflows = self._waits = 0
         self._waited = False
@@ -252,6 +253,12 @@ class BroadcastRing(RingWriter):
                 self._socket.poll(int(1e3 * min(deadline.left, SLICE_S)))
                 self._greet()
             self._context.destroy(linger=int(1e3 * timeout))
+
+    def _abandon(self) -> None:
+        """Without a word: readers find the writer dead, and what of this they have received is whole."""
+        with self._turn.taken(1.0):
+            self._closed = True
+            self._context.destroy(linger=0)
 
     def __enter__(self) -> BroadcastRing:
         return self

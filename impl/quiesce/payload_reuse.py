@@ -23,7 +23,7 @@ from quiesce.codec import ABORT, Buffer, Encoder
 from quiesce.errors import Closed, NotQuiescent, PeerDied, QuiesceTimeout
 from quiesce.events import action
 from quiesce.lifecycle import FREE_LIMIT, BufferPool, Loan, Tracker
-from quiesce.turns import Turns
+from quiesce.turns import Turns, abandon_at_exit
 
 _log = logging.getLogger(__name__)
 
@@ -135,6 +135,7 @@ class PayloadSender:
         self._socket = socket
         self._encoder = encoder or Encoder()
         self._turns = Turns("this sender")
+        abandon_at_exit(self)
         self._closed = False
         self._number = self._waits = 0
         self._loans: deque[Loan] = deque()
@@ -371,6 +372,9 @@ class PayloadSender:
         again goes on waiting.
         """
         self._turns.take(timeout, lambda: self._close_now(timeout))
+
+    def _abandon(self) -> None:
+        self.close(timeout=0.0)
 
     def _close_now(self, timeout: float) -> None:
         if not self._closed:

@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Protocol, TypeVar
+
+# Its own farewell, which forgets what is lent, must be registered before ours, to be run after it.
+import zmq.utils.garbage  # noqa: F401
 
 from quiesce.errors import QuiesceError, QuiesceTimeout, WrongProcess
 from quiesce.lifecycle import seconds
 
 R = TypeVar("R")
+_open: weakref.WeakSet[Abandoned] = weakref.WeakSet()
+
+
+class Abandoned(Protocol):
+    """What lends memory to libzmq, whose thread reads it until the process is gone."""
+
+    def _abandon(self) -> None:
+        """Take the memory back, in a second at most."""
+
+
+def abandon_at_exit(sender: Abandoned) -> None:
+    """Have it abandoned by an interpreter that exits, if it still lives: before the memory that it lent is freed."""
+    _open.add(sender)
+
+
+@atexit.register
+def _abandon_all() -> None:
+    for sender in tuple(_open):
+        with contextlib.suppress(QuiesceError):
+            sender._abandon()
 
 
 class Turns:

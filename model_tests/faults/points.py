@@ -291,10 +291,16 @@ def sample(points: Sequence[Point], share: int, skip: int = 0) -> list[Point]:
     return [point for point in points if zlib.crc32(str(point).encode()) % share == skip]
 
 
-def attempt(points: Sequence[Point], at_once: int = 8) -> dict[Point, Outcome]:
-    """Try them all, several at the same time: most of one is waiting."""
+def attempt(points: Sequence[Point], seconds: float = 1e9, at_once: int = 8) -> dict[Point, Outcome]:
+    """Try them, several at the same time: most of one is waiting. None is begun after so many seconds."""
+    end = time.monotonic() + seconds
+
+    def one(point: Point) -> Outcome | None:
+        return play(point.scenario, point) if time.monotonic() < end else None
+
     with ThreadPoolExecutor(at_once) as pool:
-        return dict(zip(points, pool.map(lambda point: play(point.scenario, point), points), strict=True))
+        outcomes = zip(points, pool.map(one, points), strict=True)
+    return {point: outcome for point, outcome in outcomes if outcome}
 
 
 def figures(outcomes: Mapping[Point, Outcome]) -> dict[str, Any]:
@@ -324,6 +330,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--share", type=int, default=1, help="try one of so many points")
     parser.add_argument("--skip", type=int, default=0, help="which of the shares")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no point after so many")
     parser.add_argument("--only", default="", help="a regular expression that points must match")
     chosen = parser.parse_args()
     outcomes, points = dry()
@@ -331,7 +338,7 @@ def main() -> int:
     points = [
         point for point in sample(points, chosen.share, chosen.skip) if re.search(chosen.only, str(point))
     ]
-    found = figures(attempt(points))
+    found = figures(attempt(points, chosen.seconds))
     print(json.dumps({**found, "wrong without a fault": bare}, indent=1))
     return 1 if bare or found["wrong"] else 0
 
