@@ -100,6 +100,7 @@ class RingWriter:
         self._lent: dict[int, int] = {}
         self._loaned: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._dropped: deque[int] = deque()
+        self._heard: list[bytes] = []
         self._holders: list[set[int]] = [set() for _ in range(memory.layout.slots)]
         self._peers: dict[int, _Peer] = {}
 
@@ -403,9 +404,12 @@ class RingWriter:
     def _greet(self) -> None:
         """Hear what came over ZMQ: readers that join, and what remote ones have received."""
         for _ in range(MOST_WORDS):  # a flood must not keep the writer
-            if not int(self._socket.get(zmq.EVENTS)) & _READABLE:
-                return
-            identity, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            if not self._heard:
+                if not int(self._socket.get(zmq.EVENTS)) & _READABLE:
+                    return
+                # Kept until it is dealt with: to hear it again after an exception does no harm.
+                self._heard = self._socket.recv_multipart(zmq.NOBLOCK)
+            identity, *parts = self._heard
             rank = next((rank for rank, peer in self._peers.items() if peer.identity == identity), None)
             if parts and parts[0] == HELLO:
                 self._hear_hello(identity, Hello.unpack(self._key, parts))
@@ -414,12 +418,15 @@ class RingWriter:
                 self._vacate_if_empty(rank)
             elif rank is not None and len(parts) == 2 and parts[0] == ACK and len(parts[1]) == 8:
                 self._peers[rank].passed = int.from_bytes(parts[1], "little")
+            self._heard = []
 
     def _hear_hello(self, identity: bytes, hello: Hello | None) -> None:
         if hello is None:
             return
         objection = ""
         peer = self._peers.get(hello.rank)
+        if peer and peer.nonce == hello.nonce:
+            return
         if peer:
             self._probe(peer)
         if peer and peer.is_gone():

@@ -384,7 +384,8 @@ def stage_rank(
         if isinstance(result, Exception):
             failures += 1
             play.report.unsure.append(index)
-            if failures == 3:
+            # One rank alone of a tensor parallel group must not go on with the next micro-batch.
+            if failures == 3 or parallel > 1:
                 break
     play.call("close", lambda: link.close(TIMEOUT_S))
     dist.destroy_process_group()

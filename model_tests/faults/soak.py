@@ -96,16 +96,16 @@ def _for(actors: list[Actor], seconds: float) -> None:
     until(actors, lambda: time.monotonic() >= end or all(actor.over for actor in actors))
 
 
-def _visits(actors: list[Actor], until_s: float, come: Callable[[], Actor]) -> Iterator[Actor]:
-    """Guests, one after the other; every second one is killed, the others leave when told."""
-    kills = False
-    while time.monotonic() < until_s:
+def _visits(actors: list[Actor], seconds: float, come: Callable[[], Actor]) -> Iterator[Actor]:
+    """Guests, one after the other, at least one; every second one is killed, the others leave when told."""
+    number, end = 0, time.monotonic() + seconds
+    while not number or time.monotonic() < end:
         guest = come()
         actors.append(guest)
-        _for(actors, min(STAY_S, until_s - time.monotonic()))
-        if kills:
+        _for(actors, max(0.5, min(STAY_S, end - time.monotonic())))
+        if number % 2:
             guest.process.kill()
-        kills = not kills
+        number += 1
         yield guest
 
 
@@ -122,7 +122,7 @@ def ring(seconds: float, folder: str, most: int = -1, **options: Any) -> dict[st
             actors += guests
         else:
             come = lambda: Actor("load:ring_reader", handle=handle, rank=1, most=500)  # noqa: E731
-            guests = list(_visits(actors, start + seconds, come))
+            guests = list(_visits(actors, seconds, come))
         writer.tell("stop") if most < 0 else None
         until(actors, lambda: all(actor.over for actor in actors))
         return summary({"sends": writer, "receives": stays}, guests, time.monotonic() - start)
@@ -138,7 +138,7 @@ def payload(seconds: float, folder: str, most: int = -1, **options: Any) -> dict
         guests = []
         if most < 0:
             come = lambda: Actor("load:payload_receiver", address=address)  # noqa: E731
-            for guest in _visits(actors, start + seconds, come):
+            for guest in _visits(actors, seconds, come):
                 guest.tell("stop")
                 guests.append(guest)
             sender.tell("stop")
