@@ -17,6 +17,7 @@ def main() -> None:
         from quiesce.model.command import check
         from quiesce.model.explain_command import explain
         from quiesce.model.mutation_command import mutate
+        from quiesce.model.replay_command import replay
         from quiesce.model.report import report
         from quiesce.model.trace_command import trace, validate
     except ModuleNotFoundError as error:
@@ -38,6 +39,7 @@ def main() -> None:
     app.command("check")(check)
     app.command("explain")(explain)
     app.command("mutate")(mutate)
+    app.command("replay")(replay)
     app.command("report")(report)
     app.command("trace")(trace)
     app.command("validate")(validate)

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 from model_tests.broadcast_ring.faults import READERS, WRITERS
-from model_tests.broadcast_ring.world import MESSAGE, TOO_LONG, World, slot_value
-from model_tests.stepper import PATIENCE, Stop
+from model_tests.broadcast_ring.world import MESSAGE, TOO_LONG, Seat, World, slot_value
+from model_tests.stepper import PATIENCE, Stepper, Stop
 
 from quiesce.broadcast_ring import BroadcastRing
 from quiesce.errors import Closed, PeerDied, QuiesceTimeout
 from quiesce.model import ModelValue, Oracle, State, Step
 from quiesce.model.adapter import Adapter, does, lets
+from quiesce.model.replay import Suite
 from quiesce.ring_reader import RingReader
 
 WRITING = (
@@ -73,6 +74,7 @@ class Ring(Adapter):
     }
     small = {
         "two readers": _small(Readers="{r1, r2}"),
+        "three messages": _small(Messages="3", Views="0"),
         "views": _small(Views="2"),
         "loans": _small(Loans="TRUE"),
         "bodies": _small(Readers="{r1, r2}", Remote="{r2}", Bodies="TRUE", Messages="1"),
@@ -162,6 +164,8 @@ class Ring(Adapter):
             known("Views"), known("Window"), known("Mortal"), known("WriterMortal"),
         )  # fmt: skip
         self.closing = self.whole = False
+        self.errors: list[str] = []
+        self.messages = known("Messages")
         for value in sorted(readers - known("Late")):
             self.world.join(self.ranks[value])
             self._run(lambda: self.world.ring.wait_until_ready(0.0))
@@ -252,6 +256,9 @@ class Ring(Adapter):
                 while world.writer.running:
                     self._wrote(world.writer.resume())
 
+    def _steps(self) -> tuple[Step, ...]:
+        return self.oracle.successors(self.states[0])
+
     def _leave_nothing_begun(self) -> None:
         """End a call of the writer's that hears and recycles, if nothing is left that it could."""
         steps = self.oracle.successors(self.states[0])
@@ -309,6 +316,8 @@ class Ring(Adapter):
         seat, reader = world.seats[rank], world.values[rank]
         state = self.states[0]
         if action == "raise":
+            if not isinstance(stop.fields["error"], QuiesceTimeout | Closed | PeerDied):
+                self.errors.append(f"{type(stop.fields['error']).__name__}: {stop.fields['error']}")
             assert isinstance(stop.fields["error"], QuiesceTimeout | Closed | PeerDied), stop.fields["error"]
         elif action in ("return", "Sleep"):
             return
@@ -373,7 +382,9 @@ class Ring(Adapter):
         if step.action == "DropLoan":
             return self.states[0]["step"] == "idle"
         if step.action == "Take":
-            return self.states[0]["slot"][s] == "free" or slot in self.world.loans
+            # A loan is the caller's to publish, and it does so only where it may.
+            allowed = any((t.action, t.parameters) == ("Take", step.parameters) for t in self._steps())
+            return self.states[0]["slot"][s] == "free" or (allowed and slot in self.world.loans)
         if step.action == "Drop":
             assert seat is not None
             return slot in seat.slots.values() and not seat.dropper.running
@@ -431,6 +442,45 @@ class Ring(Adapter):
                 found["notices"] = tuple("leave" if n["kind"] == "leave" else n["slot"] for n in notices)
         return found
 
+    def damage(self) -> str:
+        """What readers find in their leases, and in everything that was published."""
+        world = self.world
+        for stepper in (world.writer, *(seat.stepper for seat in world.seats)):
+            self._finish(stepper)
+        if world.sent is not None:
+            world.sent.fill_(0)  # the caller writes its memory, as it may
+        for reader, rank in self.ranks.items():
+            seat, life = world.seats[rank], self.states[0]["life"][reader]
+            self.errors += [
+                f"{reader} has a lease of message {n}, and finds other bytes" for n in world.torn(rank)
+            ]
+            if seat.reader is None or seat.reader._closed or life not in ("in", "dying"):
+                continue
+            before = None
+            while before != (seat.reader._cursor, seat.value):
+                self._check(reader, seat)
+                before = seat.reader._cursor, seat.value
+                seat.reader.lease_bytes = NEVER_LEASE
+                world.receive(rank, False)
+                self._finish(seat.stepper)
+        return "; ".join(dict.fromkeys(self.errors))
+
+    def _check(self, reader: ModelValue, seat: Seat) -> None:
+        """What a reader received last must be what it opened last, unless it has yet to receive that."""
+        assert seat.reader is not None
+        due = seat.reader._cursor
+        received = self.states[0]["got"][reader] if seat.value is None else seat.value
+        if due is not None and seat.reader._opened is None and due <= self.messages and received != due:
+            self.errors.append(f"{reader} received message {received} (0: of several) in place of {due}")
+
+    def _finish(self, stepper: Stepper) -> None:
+        """Let a call come to its end; note the error that it should not have raised."""
+        while stepper.running:
+            stop = stepper.resume()
+            error = stop.fields.get("error") if stop.action == "raise" else None
+            if error and not isinstance(error, QuiesceTimeout | Closed | PeerDied):
+                self.errors.append(f"{type(error).__name__}: {error}")
+
     def close(self) -> None:
         self.world.end()
 
@@ -447,3 +497,17 @@ def _variant(name: str) -> type[Ring]:
 
 VARIANTS = {name: _variant(name) for name in (*WRITERS, *READERS)}
 """The same with faulty writers and readers, by the names of the mutants."""
+
+SUITE = Suite(
+    Ring,
+    VARIANTS,
+    {
+        "release_with_a_view": "views",
+        "loan_written_after_publish": "loans",
+        **dict.fromkeys(("body_not_copied", "forget_pending_body"), "bodies"),
+        "lap_reader": "three messages",
+        "holders_after_posts": "deaths",
+        **dict.fromkeys(("exclude_while_dying", "counted_twice", "stale_notices"), "deaths"),
+        "leave_drops_leases": "comings",
+    },
+)

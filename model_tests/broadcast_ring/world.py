@@ -209,7 +209,8 @@ class World:
         if rank < self.local:
             words, peer = self.ring._memory.ranks[rank], self.ring._peers[rank]
             found["posts"] = words.posts.value() + reader._tokens
-            pending = [words.ring[(peer.heard + i) % len(words.ring)] for i in range(words.notices.value())]
+            heard = peer.heard + peer.hearing
+            pending = [words.ring[(heard + i) % len(words.ring)] for i in range(words.notices.value())]
             found["notices"] = tuple("leave" if n == LEFT else slot_value(n) for n in pending)
             opened = reader._opened
             found["opened"] = NOTHING

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from model_tests.payload_reuse.faulty import FAULTY
+from model_tests.payload_reuse.faulty import FAULTY, RecycledAtReceive
 from model_tests.payload_reuse.world import Interrupted, World, stop_name
 from model_tests.stepper import Stop
 
 from quiesce.errors import PeerDied, QuiesceTimeout
 from quiesce.model import ModelValue, Oracle, State, Step
 from quiesce.model.adapter import Adapter, does, lets
+from quiesce.model.replay import Suite
 from quiesce.payload_reuse import PayloadSender
 
 # What every run changes in the model, because World is what it is.
 INPROC = {"Transport": '"inproc"', "Side": '"bind"', "HighWater": "2", "FreeLimit": "1"}
 # The sender's calls of the socket, in which it notices that a peer died some time ago.
+_PATIENT = 100  # steps after which a call is taken never to end
 NOTICING = ("SendPart", "SendTimesOut", "Abort")
 
 
@@ -60,6 +63,10 @@ class PayloadReuse(Adapter):
         "two messages": _small(MaxMessage="2", MaxParts="2", Shapes="<- LargeThenSmall"),
         "a peer that dies": _small(PeerMayDie="TRUE", Buffers="{b1}"),
         "an exception": _small(MayInterrupt="TRUE", Buffers="{b1}"),
+        "an exception, then another message": _small(
+            MayInterrupt="TRUE", MaxMessage="2", MaxParts="2", Shapes="<- LargeThenSmall"
+        ),
+        "a peer that dies, then another message": _small(PeerMayDie="TRUE", MaxMessage="2"),
         "lent": _small(Tensors="{t1}", Shapes="<- TensorWithin", PeerMayDie="TRUE", Buffers="{b1}"),
         "lent twice": _small(Tensors="{t1}", MaxMessage="2", MaxParts="2", Shapes="<- TensorLast"),
     }
@@ -86,6 +93,7 @@ class PayloadReuse(Adapter):
             )
         ),
     }
+    own = frozenset({"Take", "Recycle", "DropSurplus", "Touch", "Close"})
     sender_class: type[PayloadSender] = PayloadSender
 
     def __init__(self, oracle: Oracle) -> None:
@@ -112,7 +120,8 @@ class PayloadReuse(Adapter):
                 self._tell(stop)
                 stop = self.world.stepper.resume()
         if stop.action == "Take" and stop.fields["buffer"] not in self.names:
-            self.names[stop.fields["buffer"]] = b
+            left = sorted(self.oracle.evaluate("Buffers") - set(self.names.values()))
+            self.names[stop.fields["buffer"]] = b if b in left else next(iter(left), b)
         self._tell(stop)
 
     @lets("BeginEncode", "EndEncode", "SendPart", "SendTimesOut", "PartRefused", "Abort", "Remember")
@@ -167,7 +176,10 @@ class PayloadReuse(Adapter):
     @does("PeerTake")
     def peer_take(self) -> bool:
         """There is nothing to take if the message went to a pipe that was dead."""
-        return self.world.take()
+        taken = self.world.take()
+        if taken and isinstance(self.world.sender, RecycledAtReceive):
+            self.world.sender.acknowledged.add(self.world.versions()[0])
+        return taken
 
     @does("BeginRead")
     def begin_read(self) -> None:
@@ -318,6 +330,56 @@ class PayloadReuse(Adapter):
             },
         }
 
+    def damage(self) -> str:
+        """What the receiver finds in everything that was sent, and what the sender has kept."""
+        world, pool = self.world, self.world.sender.pool
+        for _ in range(_PATIENT):
+            if not world.stepper.running:
+                break
+            if not world.obj:
+                self.shape = next(iter(self.oracle.evaluate("Shapes")))
+                world.shape([(p["large"], p["lent"]) for p in self.shape], self.number, self.lending)
+            world.stepper.resume()
+        found = ["the sender sends for ever"] if world.stepper.running else []
+        kept = [id(entry[0]) for entry in pool._pending] + [id(buffer) for buffer in pool._free]
+        if len(set(kept)) < len(kept):
+            found.append("a buffer is free and pending at once, or twice")
+        if len(pool._free) > pool.free_limit:
+            found.append(f"{len(pool._free)} buffers are free, more than the {pool.free_limit} allowed")
+        arrived = []
+        while world.frames or (not world.receiver.closed and world.take()):
+            versions = world.versions() or [0]
+            if not len(world.frames[0]):
+                world.drop()  # an abort mark alone
+                continue
+            arrived.append(max(versions))
+            if len(set(versions)) > 1 or not versions[0]:
+                found.append(
+                    f"a message arrived whose frames hold the bytes of messages {versions} (0: of several)"
+                )
+            world.drop()
+        if len(set(arrived)) < len(arrived):
+            found.append(f"messages arrived twice: {arrived}")
+        state = self.states[0]
+        lost = set(state["accepted"]) - set(arrived) - self._delivered() - state["excused"]
+        if lost and not self.closed:
+            found.append(f"messages {sorted(lost)} were reported as sent and never arrived")
+        return "; ".join(found) or self._stuck()
+
+    def _delivered(self) -> set[int]:
+        return {entry[0]["msg"] for state in self.states for entry in state["delivered"]}
+
+    def _stuck(self) -> str:
+        """Whether something is never settled, although nobody reads anything."""
+        sender = self.world.sender
+        for gate in self.world.gates.values():
+            gate.open = True
+        deadline = time.monotonic() + 1.0
+        while sender.pool.pending and time.monotonic() < deadline:
+            sender.pool.settle(sender.pool.pending) if self.closed else sender.settle()
+        left = sender.pool.pending
+        return f"{left} buffer(s) are never settled, although nobody reads anything" if left else ""
+
     def close(self) -> None:
         self.world.close()
 
@@ -329,3 +391,20 @@ def _variant(name: str) -> type[PayloadReuse]:
 
 VARIANTS = {name: _variant(name) for name in FAULTY}
 """The same with the faulty senders, by the names of the mutants."""
+
+INTERRUPTED = "an exception, then another message"
+SUITE = Suite(
+    PayloadReuse,
+    VARIANTS,
+    {
+        **dict.fromkeys(("orphan_part", "resent_when_complete", "failed_send_forgotten"), INTERRUPTED),
+        "failed_send_leaked": "an exception",
+        **dict.fromkeys(
+            ("refused_part_retried", "refusal_not_ended"), "a peer that dies, then another message"
+        ),
+        "refused_parts_kept": "a peer that dies",
+        **dict.fromkeys(("timeout_ignored", "never_touched"), "a peer that dies"),
+        "pending_forgotten": "a peer that dies, then another message",
+        "caller_told_at_once": "lent twice",
+    },
+)

@@ -199,6 +199,10 @@ class World:
         self.read.append(_version(frame) if frame == self.glimpse else 0)
         self.glimpse = None
 
+    def versions(self) -> list[int]:
+        """The message that each frame held is of, as far as its bytes tell: 0 for a mixture."""
+        return [_version(bytes(frame.buffer)) for frame in self.frames if len(frame)]
+
     def drop(self) -> None:
         self.frames, self.read = [], []
 

@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 from model_tests.stage_handoff import faults
-from model_tests.stage_handoff.pipeline import ELEMENTS, Pipeline, Rank, Shape
+from model_tests.stage_handoff.pipeline import ELEMENTS, Deadlock, Pipeline, Rank, Shape, meant
 from model_tests.stepper import Stepper, Stop
 
+from quiesce.errors import QuiesceTimeout
 from quiesce.events import Event
 from quiesce.model import Oracle, State, Step
 from quiesce.model.adapter import Adapter, does, lets
+from quiesce.model.replay import Suite
 from quiesce.simulated import SimulatedStream
 from quiesce.simulated_transport import MessageHandle, SimulatedTransport, TransferHandle
 
@@ -62,10 +64,6 @@ class _Transfer(TransferHandle):
     @property
     def received(self) -> bool:
         return self._blocks_host and self.event.reached and self.look()
-
-
-class Interrupted(BaseException):
-    """Ends the thread of a call that stands within."""
 
 
 def _reaps(state: State, r: int) -> bool:
@@ -209,9 +207,11 @@ class Stage(Adapter):
         return self.blocks[address]
 
     def can(self, step: Step) -> bool:
-        if step.action != "ReapMetadata":
+        if step.action in STREAMS or step.action == "Done":
             return True
         rank = self.pipeline.ranks[step.parameters["r"] - 1]
+        if step.action != "ReapMetadata":
+            return self.hosts[rank.number - 1].running or rank.may_move()
         if self.within[rank.number - 1] == "BeforeForward":
             return bool(rank.link._pending)
         return rank.at in ("metadata", "more") and rank.link.pending >= self.bound and rank.may_move()
@@ -285,10 +285,22 @@ class Stage(Adapter):
         idle = self.pipeline.shape.flavour == "nccl" or not state["queue"][r, "compute"]
         return step.action in HOST or (step.action == "ReapMetadata" and full and idle)
 
+    def damage(self) -> str:
+        """What the second rank's forwards found, once the pipeline has run to its end."""
+        self.sees = [True, True]
+        self.close()
+        try:
+            found = self.pipeline.run()
+        except (Deadlock, QuiesceTimeout) as error:
+            return f"the pipeline stopped: {error}"
+        if found != meant(self.pipeline.shape):
+            return f"the second rank received {found} instead of {meant(self.pipeline.shape)} (-1: a mixture)"
+        return ""
+
     def close(self) -> None:
         for host in self.hosts:
             while host.running:
-                host.resume(Interrupted())
+                host.resume()
 
 
 def items(stream: SimulatedStream, named: Mapping[SimulatedStream, Any]) -> tuple[Any, ...]:
@@ -316,3 +328,17 @@ def _variant(name: str) -> type[Stage]:
 
 VARIANTS = {name: _variant(name) for name in (*faults.CORRUPTING, *faults.STOPPING)}
 """The same with faulty links and transports, by the names of the mutants, each in a model that shows its fault."""
+
+SUITE = Suite(
+    Stage,
+    VARIANTS,
+    {
+        **dict.fromkeys(VARIANTS, "two steps"),
+        "handles_overwritten": "extra",
+        "gather_read_early": "gather",
+        "tensor_not_kept": "fresh",
+        "second_wait_blocks": "gloo",
+        "metadata_send_blocking": "gloo",
+        "empty_dict_not_sent": "gloo",
+    },
+)

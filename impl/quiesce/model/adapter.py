@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from quiesce.model.errors import ModelError, UnknownName
+from quiesce.model.errors import UnknownName
 from quiesce.model.manifest import Manifest
 from quiesce.model.oracle import Oracle, Step, label
 from quiesce.model.values import Function, State, freeze
@@ -71,9 +72,10 @@ class Adapter:
     `@does` and `@lets`, says in `view` what the implementation shows, and in `facts` what a state of the
     specification shows of the same. `hidden` are actions that happen unseen at any time. `small` are other
     constants, by name, under which the model is small enough for its complete graph to be walked; `reasons` say,
-    one sentence each, which steps of those graphs the implementation never takes.
+    one sentence each, which steps of those graphs the implementation never takes. `own` are actions asked for by
+    `@does` that the implementation takes only if it may, as it does those of `@lets`.
 
-    `__init__` brings the implementation to the initial state, of which there must be one; `close` leaves nothing
+    `__init__` brings the implementation to an initial state; `close` leaves nothing
     behind, wherever the run stopped, and is called also when `__init__` of a subclass has returned and no more.
     """
 
@@ -82,6 +84,7 @@ class Adapter:
     small: ClassVar[Mapping[str, Mapping[str, str]]] = {}
     hidden: ClassVar[frozenset[str]] = frozenset()
     reasons: ClassVar[Mapping[str, Reason]] = {}
+    own: ClassVar[frozenset[str]] = frozenset()
     manifest: ClassVar[Manifest | None] = None
 
     def __init__(self, oracle: Oracle) -> None:
@@ -113,6 +116,13 @@ class Adapter:
     def weight(self, step: Step) -> int:
         """How often lockstep chooses a step, relative to others; 1 or more."""
         return 1
+
+    def damage(self) -> str:
+        """Let the implementation go on to its end, unobserved; what is wrong with what it did, empty if nothing is.
+
+        Only `quiesce replay` asks, last before `close`.
+        """
+        return ""
 
     def close(self) -> None:
         """End the implementation, wherever it stands."""
@@ -197,13 +207,8 @@ class Run:
             if name not in self.oracle.actions:
                 raise UnknownName("action", name, self.oracle.actions)
         self._taken = taken
-        initial = self.oracle.initial()
-        if len(initial) != 1:
-            raise ModelError(
-                f"{self.oracle.module.stem} has {len(initial)} initial states; an adapter needs one"
-            )
-        self._nodes = [_Node(initial[0])]
-        self._known = self._nodes[0]
+        self._nodes = [_Node(state) for state in self.oracle.initial()]
+        self._known: _Node | None = None
         self._compare()
 
     @property
@@ -260,15 +265,26 @@ class Run:
         return happened
 
     def refuses(self, step: Step) -> bool:
-        """Ask for a step that the specification does not allow; whether the implementation did not take it."""
-        try:
-            happened = self._call(step)
-        except Divergence as divergence:
-            if divergence.forbidden and divergence.forbidden.action == step.action:
-                return False
-            raise
-        self._compare()
-        return not happened
+        """Ask for a step that the specification does not allow; whether the implementation did not take it.
+
+        Steps of its surroundings are not asked for. Afterwards the run is at its end.
+        """
+        call = self._calls.get(step.action)
+        if (
+            call is None
+            or not (call.decides or step.action in self.adapter.own)
+            or not self.adapter.can(step)
+        ):
+            return True
+        with contextlib.suppress(Exception):
+            self._invoke(step)
+        return not self._took(step)
+
+    def force(self, step: Step) -> None:
+        """Ask for a step whatever comes of it, and follow nothing: the run is at its end."""
+        self.adapter.states = self.states
+        with contextlib.suppress(Exception):
+            self._invoke(step)
 
     def close(self) -> None:
         """End the implementation."""
@@ -277,11 +293,9 @@ class Run:
     def _call(self, step: Step) -> bool:
         adapter = self.adapter
         call = self._calls[step.action]
-        adapter.reported.clear()
         self.asked.append(self._asked(step))
         try:
-            method = getattr(adapter, call.method)
-            answer = method(step) if call.decides else method(**step.parameters)
+            answer = self._invoke(step)
         except Divergence:
             raise
         except Exception as error:
@@ -292,11 +306,21 @@ class Run:
             reports.append(Report(step.action, step.parameters))
         for report in reports:
             self._follow(report)
+        self.adapter.reported[:] = reports
+        return self._took(step)
+
+    def _took(self, step: Step) -> bool:
         return any(
             report.action == step.action
             and all(step.parameters.get(key) == freeze(value) for key, value in report.parameters.items())
-            for report in reports
+            for report in self.adapter.reported
         )
+
+    def _invoke(self, step: Step) -> object:
+        call = self._calls[step.action]
+        self.adapter.reported.clear()
+        method = getattr(self.adapter, call.method)
+        return method(step) if call.decides else method(**step.parameters)
 
     def _asked(self, step: Step) -> Asked:
         outcomes: list[State] = []

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
@@ -108,7 +108,12 @@ def lockstep(
             run_state_machine_as_test(
                 machine,
                 settings=settings(
-                    options, max_examples=each, stateful_step_count=steps, report_multiple_bugs=False
+                    options,
+                    max_examples=each,
+                    stateful_step_count=steps,
+                    report_multiple_bugs=False,
+                    deadline=None,
+                    suppress_health_check=list(HealthCheck),
                 ),
             )
         except Divergence as divergence:

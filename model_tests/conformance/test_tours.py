@@ -1,0 +1,92 @@
+"""Every edge of the small models' complete graphs is taken by the shipped implementation, or a reason says why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from model_tests.broadcast_ring.adapter import Ring
+from model_tests.payload_reuse.adapter import PayloadReuse
+from model_tests.stage_handoff.adapter import Stage
+
+from quiesce.model import manifest, tlc
+from quiesce.model.adapter import Adapter
+from quiesce.model.coverage import BEYOND, Coverage
+from quiesce.model.graph import read_dump
+from quiesce.model.lockstep import lockstep
+from quiesce.model.tours import drive
+
+QUICK: list[tuple[type[Adapter], str]] = [
+    (PayloadReuse, "two messages"),
+    (PayloadReuse, "an exception"),
+    (PayloadReuse, "a peer that dies"),
+    (PayloadReuse, "lent twice"),
+    (Ring, "views"),
+    (Ring, "loans"),
+    (Ring, "bodies"),
+    (Ring, "deaths"),
+    (Ring, "comings"),
+    (Stage, "gloo"),
+    (Stage, "two dicts"),
+    (Stage, "one step, fresh"),
+    (Stage, "one step, gathered"),
+]
+LONG: list[tuple[type[Adapter], str]] = [
+    (PayloadReuse, "lent"),
+    (Ring, "two readers"),
+    (Ring, "a writer that dies"),
+    (Stage, "two steps"),
+]
+MODELS = [
+    *(pytest.param(*model, id=f"{model[0].__name__}, {model[1]}") for model in QUICK),
+    *(
+        pytest.param(*model, id=f"{model[0].__name__}, {model[1]}", marks=pytest.mark.nightly)
+        for model in LONG
+    ),
+]
+
+
+@pytest.mark.parametrize(("adapter", "small"), MODELS)
+def test_every_edge_is_taken_or_explained(adapter: type[Adapter], small: str) -> None:
+    coverage = Coverage.of(adapter, small)
+    drive(adapter, small, coverage)
+    reasons, unexplained = coverage.untaken()
+    assert not unexplained, f"{len(unexplained)} edges, such as {unexplained[0]}"
+    assert reasons.keys() <= adapter.reasons.keys() | {BEYOND}
+
+
+def test_lockstep_is_counted_in_the_same_graph() -> None:
+    """The edges of lockstep are edges of the graph; those taken by either kind of run are counted together."""
+    coverage = Coverage.of(PayloadReuse, "two messages")
+    taken = lockstep(
+        PayloadReuse,
+        small="two messages",
+        examples=24,
+        on_step=lambda state, step: coverage.count("lockstep", state, step),
+        options=settings(database=None, derandomize=True),
+    )
+    assert 0 < len(coverage.taken["lockstep"]) == len(taken)
+    assert coverage.together == coverage.taken["lockstep"]
+
+
+@pytest.mark.parametrize(("adapter", "small"), [(Ring, "deaths")])
+def test_the_graph_is_that_of_tlc(adapter: type[Adapter], small: str, tmp_path: Path) -> None:
+    oracle = adapter.load(small)
+    coverage = Coverage.of(adapter, small)
+    dump = tmp_path / "graph.dot"
+    tlc.run(
+        oracle.module,
+        oracle.config.without(("invariant", "property")),
+        libraries=manifest.load().libraries,
+        coverage=False,
+        short=True,
+        timeout=200,
+        options=["-dump", "dot,actionlabels", str(dump)],
+    )
+    graph, _ = read_dump(dump)
+    own = coverage.graph
+    assert set(graph.states) == set(own.states)
+    assert {(graph.states[e.source], graph.states[e.target]) for e in graph.edges} == {
+        (own.states[e.source], own.states[e.target]) for e in own.edges
+    }
