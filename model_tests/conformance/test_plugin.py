@@ -12,8 +12,8 @@ from model_tests.stage_handoff.adapter import VARIANTS, Stage as Shipped
 
 
 class Stage(Shipped):
-    constants = Shipped.small["gloo"]
-    small = {"gloo": Shipped.small["gloo"]}
+    constants = Shipped.small["one step, gathered"]
+    small = {"one step, gathered": constants}
 
 
 class Faulty(VARIANTS["second_wait_blocks"]):
