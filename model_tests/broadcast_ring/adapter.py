@@ -13,7 +13,7 @@ from model_tests.stepper import PATIENCE, Stepper, Stop
 
 from quiesce.broadcast_ring import BroadcastRing
 from quiesce.errors import Closed, PeerDied, QuiesceTimeout
-from quiesce.model import ModelValue, Oracle, State, Step
+from quiesce.model import Function, ModelValue, Oracle, State, Step
 from quiesce.model.adapter import Adapter, does, lets
 from quiesce.model.replay import Suite
 from quiesce.ring_reader import RingReader
@@ -392,6 +392,14 @@ class Ring(Adapter):
             assert seat is not None
             return not seat.stepper.running
         return True
+
+    def attempts(self) -> list[Step]:
+        """The caller publishes whether or not there is room: the writer must not."""
+        state = self.states[0]
+        idle = not self.world.writer.running and state["writer"] == "up" and state["sequence"] < self.messages
+        if not idle or any(step.action == "Overflow" for step in self._steps()):
+            return []
+        return [Step("Overflow", Function(), state)]
 
     def weight(self, step: Step) -> int:
         """Messages travel most of the time; the end of the writer comes late, if at all."""

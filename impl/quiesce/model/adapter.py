@@ -113,6 +113,10 @@ class Adapter:
         """Whether `step`, which the specification allows, can be asked for where the implementation stands now."""
         return True
 
+    def attempts(self) -> list[Step]:
+        """Steps that lockstep asks for although the specification forbids them now; the implementation must not."""
+        return []
+
     def weight(self, step: Step) -> int:
         """How often lockstep chooses a step, relative to others; 1 or more."""
         return 1

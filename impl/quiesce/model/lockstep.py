@@ -51,6 +51,7 @@ class Lockstep(RuleBasedStateMachine):
     def go_on(self, choice: int) -> None:
         """One rule for all, so that Hypothesis does not leave whole actions out of a run."""
         offers = [step for step in self.run.offers() if step.action != "Done"]
+        offers += self.run.adapter.attempts()
         if not offers:
             return
         ends = list(itertools.accumulate(self._weights(offers)))
