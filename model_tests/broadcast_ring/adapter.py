@@ -163,7 +163,7 @@ class Ring(Adapter):
             self.ring_class, self.reader_class, sorted(readers - remote), sorted(remote), len(self.slots),
             known("Views"), known("Window"), known("Mortal"), known("WriterMortal"),
         )  # fmt: skip
-        self.closing = self.whole = False
+        self.closing = self.whole = self.collecting = False
         self.errors: list[str] = []
         self.messages = known("Messages")
         for value in sorted(readers - known("Late")):
@@ -185,6 +185,7 @@ class Ring(Adapter):
             return
         # What ends with this step is not left standing behind it.
         self.whole = wanted.action in ("Loan", "Admit")
+        self.collecting = wanted.action in COLLECTING
         self._wrote(writer.start(self._call(wanted)))
         while not self.reported and writer.running:
             self._wrote(writer.resume())
