@@ -262,12 +262,8 @@ class Ring(Adapter):
 
     def _leave_nothing_begun(self) -> None:
         """End a call of the writer's that hears and recycles, if nothing is left that it could."""
-        steps = self.oracle.successors(self.states[0])
-        if (
-            self.states[0]["step"] == "idle"
-            and not self.closing
-            and not any(s.action in BETWEEN for s in steps)
-        ):
+        left = any(step.action in BETWEEN for step in self._steps())
+        if self.collecting and self.states[0]["step"] == "idle" and not left:
             while self.world.writer.running:
                 self._wrote(self.world.writer.resume())
 
