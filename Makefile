@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: check-model check-model-large fence-table docs pages test nightly soak lint format clean
+.PHONY: check-model check-model-large fence-table docs pages test nightly mutants foreign soak lint format clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -35,11 +35,26 @@ test: $(STAMP)
 nightly: $(STAMP)
 	QUIESCE_PROFILE=nightly $(BIN)/python -m pytest
 
+# Every mutant of the specifications and their faulty variants against every checker; then the mutants that cosmic-ray makes
+# of the implementation, against the tests, for MUTANT_SECONDS altogether.
+MUTANT_SECONDS ?= 28800
+mutants: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mutation]'
+	$(BIN)/quiesce matrix --write
+	mkdir -p .quiesce
+	$(BIN)/python -m model_tests.mutation.generated --seconds $(MUTANT_SECONDS) --json .quiesce/mutants.jsonl
+
 # Each protocol at full load, then crash points, for SECONDS altogether; figures to stdout and .quiesce/soak.json.
 SECONDS ?= 1800
 soak: $(STAMP)
 	mkdir -p .quiesce
 	$(BIN)/python -m model_tests.faults.soak --seconds $(SECONDS) --json .quiesce/soak.json
+
+# Other people's code held to the specifications: fetches two versions of vLLM (600 MB) into FOREIGN, and installs nothing.
+FOREIGN ?= $(shell $(BIN)/python -c 'import tempfile; print(tempfile.gettempdir())')/quiesce-foreign
+foreign: $(STAMP)
+	$(BIN)/python -m model_tests.foreign.fetch $(FOREIGN)
+	QUIESCE_FOREIGN_VLLM=$(FOREIGN) $(BIN)/python -m pytest model_tests/foreign
 
 lint: $(STAMP)
 	$(BIN)/ruff check impl model_tests docs/examples

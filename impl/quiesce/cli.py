@@ -16,6 +16,7 @@ def main() -> None:
         from quiesce.doctor import doctor
         from quiesce.model.command import check
         from quiesce.model.explain_command import explain
+        from quiesce.model.matrix_command import matrix
         from quiesce.model.mutation_command import mutate
         from quiesce.model.replay_command import replay
         from quiesce.model.report import report
@@ -38,6 +39,7 @@ def main() -> None:
     )
     app.command("check")(check)
     app.command("explain")(explain)
+    app.command("matrix")(matrix)
     app.command("mutate")(mutate)
     app.command("replay")(replay)
     app.command("report")(report)
