@@ -10,7 +10,7 @@ import queue
 import random
 import tempfile
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import zmq
 from model_tests.foreign import loading
-from model_tests.foreign.naive import NaiveSender, receive
+from model_tests.foreign.naive import NaiveRing, NaiveSender, receive
 from model_tests.foreign.sender import ArrayFirst, HeaderFirst
 from model_tests.foreign.vllm_ring import NAME, Ring0260, Ring0330, sending
 from model_tests.foreign.vllm_sender import Alone0260, Vllm0260, Vllm0330
@@ -29,7 +29,7 @@ from model_tests.stepper import PATIENCE
 from quiesce.model.adapter import Adapter, Divergence, Run
 
 PAYLOAD = 200_000
-RUNS = 100
+RUNS = 50
 
 
 @contextmanager
@@ -75,6 +75,26 @@ def naive(header_first: bool, transport: str, count: int) -> int:
         finally:
             arrived.set()
             thread.join(PATIENCE)
+
+
+def ring(slots: int, kept: int, count: int) -> int:
+    """`NaiveRing`: a reader looks at each message again when `kept` more were published."""
+    with _receiver("ipc") as (end, endpoint), zmq.Context() as context:
+        start = context.socket(zmq.PUSH)
+        start.sndhwm, start.linger = 0, 0
+        start.connect(endpoint)
+        naive_ring = NaiveRing([start], slots, PAYLOAD)
+        held: deque[Any] = deque()
+        changed = 0
+        for n in range(count + kept):
+            naive_ring.publish(np.full(PAYLOAD, n % 100 + 1, np.uint8))
+            held.append(naive_ring.receive(end))
+            if len(held) > kept:
+                changed += not bool((held.popleft() == (n - kept) % 100 + 1).all())
+        held.clear()
+        start.close()
+        naive_ring.close()
+    return changed
 
 
 def sender(version: str, transport: str, count: int) -> int:
@@ -237,6 +257,8 @@ def main() -> None:
         for header_first in (False, True):
             name = "header first" if header_first else "array first"
             print(f"naive, {name}, {transport}: {naive(header_first, transport, 2000)} of 2000", flush=True)
+    for kept_for in (7, 8):
+        print(f"naive ring of 8 slots, {kept_for} more: {ring(8, kept_for, 2000)} of 2000", flush=True)
     for version in loading.available():
         for transport in ("ipc", "tcp"):
             print(f"{version} sender, {transport}: {sender(version, transport, 2000)} of 2000", flush=True)

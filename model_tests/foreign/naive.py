@@ -1,4 +1,4 @@
-"""A sender as one writes it at first, with the standard library and pyzmq: arrays in shared memory, sent in place."""
+"""A sender and a ring as one writes them at first, with the standard library and pyzmq: arrays in shared memory."""
 
 from __future__ import annotations
 
@@ -68,3 +68,38 @@ def receive(frames: list[Any]) -> np.ndarray[Any, Any]:
     header, body = sorted((bytes(frame) if len(frame) < 200 else frame for frame in frames), key=len)
     about = json.loads(header)
     return np.frombuffer(body, about["dtype"]).reshape(about["shape"])
+
+
+class NaiveRing:
+    """Arrays for many readers in `slots` pieces of shared memory, of `nbytes` bytes each, used in turn.
+
+    Each of `sockets` leads to one reader and carries the numbers of the slots. Whether a reader is through is not asked;
+    with slots enough it will be.
+    """
+
+    def __init__(self, sockets: list[zmq.Socket[Any]], slots: int, nbytes: int) -> None:
+        self.sockets = sockets
+        self.slots, self.nbytes = slots, nbytes
+        self.memory = SharedMemory(create=True, size=slots * nbytes)
+        self.count = 0
+
+    def publish(self, array: np.ndarray[Any, Any]) -> None:
+        """Copy an array of bytes into the next slot, and tell the readers."""
+        slot = self.count % self.slots
+        self.count += 1
+        self.view(slot)[: len(array)] = array
+        for socket in self.sockets:
+            socket.send(bytes([slot]))
+
+    def view(self, slot: int) -> np.ndarray[Any, Any]:
+        """The bytes of a slot."""
+        return np.ndarray(self.nbytes, np.uint8, self.memory.buf, slot * self.nbytes)
+
+    def receive(self, socket: zmq.Socket[Any]) -> np.ndarray[Any, Any]:
+        """What a reader gets: the bytes of the next message, where they lie."""
+        return self.view(socket.recv()[0])
+
+    def close(self) -> None:
+        """Free the memory; no array that was received may be left."""
+        self.memory.close()
+        self.memory.unlink()

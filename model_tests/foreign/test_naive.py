@@ -1,4 +1,4 @@
-"""A sender as one writes it at first: which of its two orders of frames keeps step with the specification."""
+"""A sender and a ring as one writes them at first, and what of them keeps step with the specifications."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from model_tests.foreign import measure
+from model_tests.foreign.naive_ring import Ring
 from model_tests.foreign.sender import ArrayFirst, HeaderFirst, Sender
 
 from quiesce.model import Oracle, Step, check, judge, manifest
@@ -107,3 +108,15 @@ def test_a_recording_of_it_is_judged(adapter: type[Sender], outcome: str, tmp_pa
     verdict = judge_case(case)
     assert verdict.outcome == outcome, verdict.explanation.message
     assert outcome == "accepted" or (verdict.event is not None and verdict.event.action == "Remember")
+
+
+def test_the_ring_fills_a_slot_that_a_reader_holds() -> None:
+    with pytest.raises(Divergence, match="forbids: Take") as caught:
+        replay(Ring, "Take(s = s1)\nTake(s = s2)\nOpen(r = r1)\nOverflow")
+    divergence = caught.value
+    assert behaviour(divergence.oracle, divergence.behaviour, divergence.forbidden).verdict == "deadlock"
+
+
+def test_a_reader_of_the_ring_that_is_slower_than_the_writer_has_other_bytes() -> None:
+    assert measure.ring(slots=4, kept=3, count=50) == 0
+    assert measure.ring(slots=4, kept=4, count=50) == 50
