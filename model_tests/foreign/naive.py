@@ -73,8 +73,8 @@ def receive(frames: list[Any]) -> np.ndarray[Any, Any]:
 class NaiveRing:
     """Arrays for many readers in `slots` pieces of shared memory, of `nbytes` bytes each, used in turn.
 
-    Each of `sockets` leads to one reader and carries the numbers of the slots. Whether a reader is through is not asked;
-    with slots enough it will be.
+    Each of `sockets` leads to one reader and carries the numbers of the slots. Whether a reader is through is not
+    asked; with slots enough it will be.
     """
 
     def __init__(self, sockets: list[zmq.Socket[Any]], slots: int, nbytes: int) -> None:
