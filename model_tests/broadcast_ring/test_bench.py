@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 
 def bench(*arguments: str) -> str:
@@ -15,8 +17,9 @@ def bench(*arguments: str) -> str:
     return done.stdout
 
 
-def test_small_messages_are_timed_beside_a_queue() -> None:
-    printed = bench("--readers", "1", "--message", "1 KiB")
+def test_small_messages_are_timed_beside_a_queue(tmp_path: Path) -> None:
+    file = tmp_path / "ring.json"
+    printed = bench("--readers", "1", "--message", "1 KiB", "--json", str(file))
     assert "without vLLM: QUIESCE_BENCH_VLLM is not set; pip install" in printed
     rows = {
         line[:22].rsplit(",", 1)[0].strip(): line.split() for line in printed.splitlines() if "1 KiB " in line
@@ -25,6 +28,8 @@ def test_small_messages_are_timed_beside_a_queue() -> None:
         latency, used, rate = (float(each) for each in rows[way][-6:-3])
         assert 0 < latency <= used, way
         assert rate > 0, way
+    written = {row["way"]: row["message"] for row in json.loads(file.read_text())["rows"]}
+    assert written == dict.fromkeys(rows.keys() - {"plain copy", "latency / rate"}, "1 KiB")
     assert "idle, % of a core a reader: ring, spinning" in printed
     assert "multiprocessing.Queue, 1 readers" in printed.split("latency / rate, ring = 1")[1]
 

@@ -35,8 +35,10 @@ def quiesce(*arguments: object) -> subprocess.CompletedProcess[str]:
 def test_a_program_is_recorded_and_judged(tmp_path: Path) -> None:
     """The whole way: record, export, validate with both opinions, tamper, validate again."""
     run, timeline = tmp_path / "run", tmp_path / "run.json"
-    traced = quiesce("trace", "-o", run, "--chrome", timeline, "--", sys.executable, "-c", PROGRAM)
+    traced = quiesce("trace", "-o", run, "--chrome", timeline, "--json", "--", sys.executable, "-c", PROGRAM)
     assert traced.returncode == 7
+    told = json.loads(traced.stdout)
+    assert told == {"directory": str(run), "files": [str(path) for path in run.glob("*.jsonl")], "status": 7}
     assert "1 processes recorded" in traced.stderr
     assert sum(e.get("name") == "SendPart" for e in json.loads(timeline.read_text())["traceEvents"]) == 5
     sound = quiesce("validate", run, "--tlc")
@@ -54,10 +56,10 @@ def test_a_program_is_recorded_and_judged(tmp_path: Path) -> None:
     assert case["conjunct"] == 'step = "sending"'
     assert case["prefix"][-1] == case["event"]
     assert any("BeginEncode" in action for action in case["enabled"])
-    told = quiesce("validate", run)
-    assert told.returncode == 1
-    assert 'SendPart is disabled: step = "sending" is false' in told.stdout
-    assert "the shortest part that is rejected" in told.stdout
+    shown = quiesce("validate", run)
+    assert shown.returncode == 1
+    assert 'SendPart is disabled: step = "sending" is false' in shown.stdout
+    assert "the shortest part that is rejected" in shown.stdout
 
 
 def test_nothing_to_judge_is_undetermined(tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ import functools
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 import zmq
 
+from quiesce.bench.measuring import Figures
 from quiesce.codec import Decoder, Encoder
 
 
@@ -54,8 +56,10 @@ def median(call: Callable[[], object], runs: int) -> float:
     return statistics.median(times) / 1000
 
 
-def main() -> None:
+def main(json: Path | None = None) -> None:
+    """Print the medians in microseconds; `json` is a file to write them to."""
     encoder = Encoder()
+    figures = Figures("codec", json)
     print(f"{'us':34}{'encode':>10}{'decode':>10}{'ipc':>10}{'trip':>10}")
     with zmq.Context() as context, context.socket(zmq.PUSH) as push, context.socket(zmq.PULL) as pull:
         for socket in (push, pull):
@@ -77,8 +81,9 @@ def main() -> None:
 
             encode = functools.partial(encoder.encode_into, obj, bytearray())
             decode = functools.partial(decoder.decode, frames)
-            print(f"{name:34}", *(f"{median(call, runs):9.1f}" for call in (encode, decode, ipc, trip)))
-
-
-if __name__ == "__main__":
-    main()
+            times = {
+                what: median(call, runs)
+                for what, call in (("encode", encode), ("decode", decode), ("ipc", ipc), ("trip", trip))
+            }
+            print(f"{name:34}", *(f"{time:9.1f}" for time in times.values()))
+            figures.add({"message": name, **times})

@@ -20,19 +20,20 @@ def _ring(
     slots: Annotated[
         list[int] | None, typer.Option(min=1, help="The ring alone, with each of these numbers of slots.")
     ] = None,
+    json: Json = None,
 ) -> None:
     """The broadcast ring, vLLM's MessageQueue, iceoryx2 and multiprocessing.Queue: minutes."""
     from quiesce.bench.ring import main
 
-    main(readers or (1, 2), only, message, slots or ())
+    main(readers or (1, 2), only, message, slots or (), json)
 
 
 @bench.command("codec")
-def _codec() -> None:
+def _codec(json: Json = None) -> None:
     """The msgpack codec: encoding, decoding, and the trip over ipc."""
     from quiesce.bench.codec import main
 
-    main()
+    main(json)
 
 
 @bench.command("payload")

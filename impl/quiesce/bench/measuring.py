@@ -105,8 +105,8 @@ def _command(file: Path | None) -> str:
     return shlex.join([Path(sys.argv[0]).name, *arguments])
 
 
-class Report:
-    """The rows of one benchmark: printed as a table while they come, and written as JSON at the end."""
+class Figures:
+    """The rows of one benchmark, written as JSON after each: a run that is ended early leaves what it has."""
 
     def __init__(self, benchmark: str, file: Path | None) -> None:
         self.data: dict[str, Any] = {
@@ -118,6 +118,23 @@ class Report:
             "rows": [],
         }
         self._file = file
+
+    def add(self, *rows: Mapping[str, Any]) -> None:
+        """Add rows, and write all of them if a file was asked for."""
+        self.data["rows"] += rows
+        self.write()
+
+    def write(self) -> None:
+        """Write the JSON, if a file was asked for."""
+        if self._file is not None:
+            self._file.write_text(json.dumps(self.data, indent=1) + "\n", encoding="utf-8")
+
+
+class Report(Figures):
+    """Figures that are also printed as tables while they come."""
+
+    def __init__(self, benchmark: str, file: Path | None) -> None:
+        super().__init__(benchmark, file)
         self._console = Console(width=None if sys.stdout.isatty() else 150)
 
     def note(self, text: str) -> None:
@@ -128,19 +145,13 @@ class Report:
     def table(self, what: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add rows about one thing, and print them; all have the same columns, the first says whose row it is."""
         rows = list(rows)
-        self.data["rows"] += [{"what": what, **row} for row in rows]
+        self.add(*({"what": what, **row} for row in rows))
         table = Table(title=what, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for number, column in enumerate(rows[0]):
             table.add_column(column, justify="right" if number else "left")
         for row in rows:
             table.add_row(*(shown(value) for value in row.values()))
         self._console.print(table)
-        self.write()  # a run that is ended early leaves what it has
-
-    def write(self) -> None:
-        """Write the JSON, if a file was asked for."""
-        if self._file is not None:
-            self._file.write_text(json.dumps(self.data, indent=1) + "\n", encoding="utf-8")
 
 
 def shown(value: Any) -> str:

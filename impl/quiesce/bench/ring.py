@@ -9,7 +9,6 @@ that what else the machine does hits them alike; readers whose turn it is not wa
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import statistics
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from quiesce.bench.measuring import Figures
 from quiesce.bench.peers import (
     LARGEST,
     SLOTS,
@@ -344,12 +344,17 @@ def load() -> str:
 
 
 def main(
-    readers: Sequence[int] = (1, 2), only: str = "", message: str = "", slots: Sequence[int] = ()
+    readers: Sequence[int] = (1, 2),
+    only: str = "",
+    message: str = "",
+    slots: Sequence[int] = (),
+    json: Path | None = None,
 ) -> None:
     """Time the ways whose name contains `only`, each number of readers, messages whose name contains `message`.
 
-    With `slots`, the ring alone, with each of these numbers of slots.
+    With `slots`, the ring alone, with each of these numbers of slots. `json` is a file to write the figures to.
     """
+    figures = Figures("ring", json)
     chosen = [each for each in messages() if message in each.name]
     torch.set_num_threads(1)
     context = multiprocessing.get_context("forkserver")
@@ -381,15 +386,7 @@ def main(
                 for name in turns:
                     result = results[count, name, each.name] = measured[name].result()
                     report(name, count, each, result, copy)
+                    figures.add({"way": name, "readers": count, "message": each.name, **result._asdict()})
             idling = ", ".join(f"{name} {share:.2f}" for name, share in idle(ways, ends).items())
             print(f"idle, % of a core a reader: {idling}; {load()}", flush=True)
     ratios(results, known)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--readers", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--only", default="", help="ways whose name contains this")
-    parser.add_argument("--slots", type=int, nargs="+", default=[], help="the ring alone, with so many slots")
-    parser.add_argument("--message", default="", help="messages whose name contains this")
-    main(**vars(parser.parse_args()))

@@ -230,10 +230,13 @@ def _try(
         mutated = guard.dropped(path.read_text(encoding="utf-8"))
         Path(scratch, path.name).write_text(mutated, encoding="utf-8")
         for model in models:
+            # TLC takes what lies beside the module before what lies elsewhere.
+            module = Path(scratch, f"{model.module}.tla")
+            module.write_bytes((manifest.directory / module.name).read_bytes())
             result = tlc.run(
-                manifest.directory / f"{model.module}.tla",
+                module,
                 manifest.config(model),
-                libraries=[Path(scratch), *manifest.libraries],
+                libraries=manifest.libraries,
                 heap=1 << 30,
                 timeout=TIMEOUT_S,
                 coverage=False,

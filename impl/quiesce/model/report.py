@@ -104,7 +104,11 @@ def html(manifest: Manifest, checked: Rows, others: Mapping[str, Any], console: 
         ("Mutants", _mutants(manifest, mutants, console)),
         ("State graphs", _graphs(manifest, models)),
         *((_title(name), _tables(found)) for name, found in others.items()),
-        ("Memory order", _fences()),
+        ("Edge coverage", _page("conformance.md", r"<!-- coverage -->", r"<!-- end of coverage -->")),
+        (
+            "Memory order",
+            _page("memory_order.md", r"<!-- fence-table: begin .*?-->", r"<!-- fence-table: end -->"),
+        ),
     ]
     shown = [(title, body) for title, body in sections if body]
     good = sum(entry["good"] for entry in checked)
@@ -201,17 +205,15 @@ def _zoomable(figure: str) -> str:
     return f'<figure><div class="zoom">{buttons}</div><div class="scroll">{figure}</div></figure>'
 
 
-def _fences() -> str:
-    """The tables of docs/memory_order.md, which is in a source tree only."""
+def _page(name: str, begin: str, end: str) -> str:
+    """What a command wrote between two marks of a page of docs, which is in a source tree only."""
     tree = paths.source_tree()
-    path = tree / "docs" / "memory_order.md" if tree else None
+    path = tree / "docs" / name if tree else None
     if path is None or not path.is_file():
         return ""
-    marked = re.search(
-        r"<!-- fence-table: begin .*?-->(.*?)<!-- fence-table: end -->", path.read_text("utf-8"), re.S
-    )
+    marked = re.search(f"{begin}(.*?){end}", path.read_text("utf-8"), re.S)
     if marked is None:
-        raise ModelError(f"{path} has no fence table; make fence-table writes it")
+        raise ModelError(f"{path} has nothing between {begin} and {end}; the command it names writes that")
     return "".join(_markdown(block) for block in marked[1].strip().split("\n\n"))
 
 

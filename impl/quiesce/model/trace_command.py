@@ -35,6 +35,9 @@ def trace(
         Path | None,
         typer.Option("--beside", help="What torch.profiler exported, to be put on the same time axis."),
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what was recorded as JSON, behind what COMMAND prints.")
+    ] = False,
 ) -> None:
     """Run COMMAND with every process of it that imports quiesce recorded; or only export what -o has.
 
@@ -56,6 +59,9 @@ def trace(
         Console(stderr=True).print(f"quiesce: {files} processes recorded in {directory}", markup=False)
     if timeline:
         timeline.write_text(json.dumps(chrome(read(directory), beside)), encoding="utf-8")
+    if as_json:
+        found = sorted(str(path) for path in directory.glob("*.jsonl"))
+        print(json.dumps({"directory": str(directory), "files": found, "status": status}))
     raise typer.Exit(status if status >= 0 else 128 - status)
 
 
