@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +14,12 @@ from model_tests.foreign.vllm_sender import Alone, Alone0260, Alone0330, Vllm026
 
 from quiesce.model.adapter import Divergence
 from quiesce.model.coverage import Coverage
+from quiesce.model.judging import cases, judge
 from quiesce.model.lockstep import lockstep
 from quiesce.model.schedule import check, replay
 from quiesce.model.tours import drive
+from quiesce.model.traces import read
+from quiesce.recording import record
 
 pytestmark = pytest.mark.skipif(
     list(loading.available()) != list(loading.VERSIONS),
@@ -87,6 +92,16 @@ def test_the_sender_of_0_26_0_keeps_step_with_payloads_alone() -> None:
 def test_the_free_list_of_0_26_0_grows() -> None:
     diverges(Alone0260, THREE_AT_ONCE, "forbids: Recycle")
     replay(Alone0330, THREE_AT_ONCE)
+
+
+@pytest.mark.parametrize(("adapter", "outcome"), [(Vllm0260, "rejected"), (Vllm0330, "accepted")])
+def test_a_recording_of_the_sender_is_judged(adapter: type[Any], outcome: str, tmp_path: Path) -> None:
+    with record(tmp_path), suppress(Divergence):
+        replay(adapter, OVERWRITTEN + payload(1, "FALSE"))
+    (case,) = cases(read(tmp_path))
+    verdict = judge(case)
+    assert verdict.outcome == outcome, verdict.explanation.message
+    assert outcome == "accepted" or (verdict.event is not None and verdict.event.action == "Remember")
 
 
 @pytest.mark.parametrize("kind", ["tensor", "array"])
