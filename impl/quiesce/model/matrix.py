@@ -16,6 +16,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -171,6 +172,8 @@ def _cells(
         with _process([mutant, *left]) as heard:
             while left:
                 line = heard(timeout, stop)
+                if stop.is_set():
+                    return
                 if not line:
                     cell = Cell("undetermined", f"no answer within {timeout:g} s", timeout)
                     if line is None:
@@ -304,5 +307,5 @@ def _shown(cell: Cell | None, notes: dict[str, int]) -> str:
         return "not run"
     if cell.fate == "does not apply":
         return f"- ({notes.setdefault(cell.by, len(notes) + 1)})"
-    by = cell.by.replace("|", "\\|").replace("\n", " ")
+    by = textwrap.shorten(cell.by, 80, placeholder=" ...").replace("|", "\\|")
     return _SHORT[cell.fate] + (f": {by}" if by and cell.fate == "caught" else "")
