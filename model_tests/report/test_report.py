@@ -149,6 +149,13 @@ def test_other_results_become_tables(page: Path) -> None:
     assert "1.235" in text
 
 
+def test_tables_of_the_pages_are_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for heading in ("Mutation matrix", "Edge coverage", "Memory order", "Benchmarks: payload reuse"):
+        assert f"<h2>{heading}</h2>" in text
+    assert "last_frame_tracker" in text.split("<h2>Mutation matrix</h2>")[1].split("<h2>")[0]
+
+
 def test_layers_are_distances() -> None:
     graph = Graph.explore(Oracle.load(MODEL))
     columns = state_picture.layers(graph)

@@ -30,6 +30,15 @@ from quiesce.model.oracle import Oracle
 
 Rows = Sequence[Mapping[str, Any]]
 CHECK = "check.json"
+PAGES = (
+    ("Mutation matrix", "mutation.md", "<!-- matrix -->", "<!-- end -->"),
+    ("Edge coverage", "conformance.md", "<!-- coverage -->", "<!-- end of coverage -->"),
+    ("Memory order", "memory_order.md", "<!-- fence-table: begin .*?-->", "<!-- fence-table: end -->"),
+    ("Benchmarks: payload reuse", "performance.md", "<!-- bench payload -->", "<!-- end -->"),
+    ("Benchmarks: stage handoff", "performance.md", "<!-- bench stage -->", "<!-- end -->"),
+    ("Benchmarks: the model tools", "performance.md", "<!-- bench tools -->", "<!-- end -->"),
+)
+"""Tables that commands wrote into pages of docs: their heading here, the page, and the marks around them."""
 
 
 def report(
@@ -104,11 +113,7 @@ def html(manifest: Manifest, checked: Rows, others: Mapping[str, Any], console: 
         ("Mutants", _mutants(manifest, mutants, console)),
         ("State graphs", _graphs(manifest, models)),
         *((_title(name), _tables(found)) for name, found in others.items()),
-        ("Edge coverage", _page("conformance.md", r"<!-- coverage -->", r"<!-- end of coverage -->")),
-        (
-            "Memory order",
-            _page("memory_order.md", r"<!-- fence-table: begin .*?-->", r"<!-- fence-table: end -->"),
-        ),
+        *((title, _page(name, begin, end)) for title, name, begin, end in PAGES),
     ]
     shown = [(title, body) for title, body in sections if body]
     good = sum(entry["good"] for entry in checked)
@@ -282,7 +287,7 @@ def _title(name: str) -> str:
 
 
 def _anchor(title: str) -> str:
-    return title.lower().replace(" ", "-")
+    return re.sub("[^a-z]+", "-", title.lower())
 
 
 _STYLE = """
