@@ -311,12 +311,18 @@ def digest(secret: bytes, *parts: bytes) -> bytes:
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot: with its number, who it is. None if there is none."""
+    """When a process started, in clock ticks since boot: with its number, who it is. None if there is none.
+
+    ResourceExhausted if there are no descriptors left.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             return int(stat.read().rpartition(b")")[2].split()[19])
     except (FileNotFoundError, ProcessLookupError):
         return None
+    except OSError as error:
+        _refuse_if_exhausted(error)
+        raise
 
 
 class Process:
@@ -332,10 +338,12 @@ class Process:
         except OSError as error:
             _refuse_if_exhausted(error)
             raise
-        if start_time(pid) == started:
-            self._fd = fd
-        else:
-            os.close(fd)
+        try:
+            if start_time(pid) == started:
+                self._fd = fd
+        finally:
+            if self._fd != fd:
+                os.close(fd)
 
     def has_ended(self) -> bool:
         """Whether the kernel has taken its memory away."""

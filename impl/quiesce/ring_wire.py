@@ -157,8 +157,24 @@ def received(frames: Sequence[zmq.Frame], copy_below: int) -> list[Buffer]:
     return buffers
 
 
+_DESCRIPTORS = 10  # more than libzmq takes for a context's threads and a first socket
+
+
 def context() -> zmq.Context[zmq.Socket[bytes]]:
-    """A context whose sockets never make an exit hang."""
+    """A context whose sockets never make an exit hang.
+
+    ResourceExhausted if there are fewer descriptors left than it takes: libzmq ends the process then.
+    """
+    spare: list[int] = []
+    try:
+        spare += (os.open(os.devnull, os.O_RDONLY) for _ in range(_DESCRIPTORS))
+    except OSError as error:
+        raise ResourceExhausted(
+            error.errno, f"cannot open a socket ({error.strerror}); raise the limit of open files"
+        ) from error
+    finally:
+        for descriptor in spare:
+            os.close(descriptor)
     made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     made.linger = 0
     return made

@@ -85,12 +85,23 @@ class CountedTwice(BroadcastRing):
 
 
 class StaleNotices(BroadcastRing):
+    """Hears what a reader told before it died only when its successor reads, and takes it for the successor's."""
+
+    def _hear(self, rank: int) -> None:
+        process = self._peers[rank].process
+        if process is None or not process.has_ended():
+            super()._hear(rank)
+
     def _admit(self, hello: Any, identity: bytes) -> None:
-        local = self._is_local(hello.rank)
-        notices = self._memory.ranks[hello.rank].notices.value() if local else 0
+        if self._is_local(hello.rank):
+            stale = self.__dict__.setdefault("stale", [])
+            stale += [hello.rank] * self._memory.ranks[hello.rank].notices.value()
         super()._admit(hello, identity)
-        for _ in range(notices):
-            self._memory.ranks[hello.rank].notices.post()
+
+    def _publish(self, slot: int, frames: list[Buffer], plan: list[int]) -> None:
+        super()._publish(slot, frames, plan)
+        for rank in self.__dict__.pop("stale", []):
+            self._memory.ranks[rank].notices.post()
 
 
 class LeaveDropsLeases(BroadcastRing):

@@ -52,7 +52,9 @@ def test_the_engine_says_what_one_process_says_of_a_long_prompt() -> None:
 @pytest.mark.parametrize("fault", sorted(FAULTS))
 def test_a_fault_changes_tokens_without_a_word(fault: str) -> None:
     for _ in range(TRIES):
-        status, found, errors = demo("--prompt", "4096", "--tokens", "4", "--fault", fault)
+        status, found, errors = demo(
+            "--prompt", "4096", "--prompt", "1500", "--tokens", "4", "--fault", fault
+        )
         assert errors == ""
         if status == 1:
             break
