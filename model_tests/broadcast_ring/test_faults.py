@@ -47,7 +47,7 @@ def _take_and_let_go(handle: RingHandle, told: Connection) -> None:
         value = reader.receive(PATIENCE)
         del value
         told.send("let go")
-        told.recv()
+        told.poll(PATIENCE)
 
 
 def _keeps_its_lease(ring_class: type[BroadcastRing]) -> bool:
@@ -57,11 +57,13 @@ def _keeps_its_lease(ring_class: type[BroadcastRing]) -> bool:
     with ring_class(1, slots=1, slot_bytes=2 << 20) as ring:
         first = spawn.Process(target=_take_and_let_go, args=(ring.handle, theirs))
         first.start()
-        ring.wait_until_ready(PATIENCE)
-        ring.publish(torch.zeros(MESSAGE), PATIENCE)
-        assert ours.poll(PATIENCE)
-        first.kill()
-        first.join()
+        try:
+            ring.wait_until_ready(PATIENCE)
+            ring.publish(torch.zeros(MESSAGE), PATIENCE)
+            assert ours.poll(PATIENCE)
+        finally:
+            first.kill()
+            first.join(PATIENCE)
         with RingReader(ring.handle, 0) as reader:
             assert ring._socket.poll(int(1e3 * PATIENCE)), "no greeting came"
             ring.publish(torch.full((MESSAGE,), 2.0), PATIENCE)

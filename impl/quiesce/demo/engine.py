@@ -131,7 +131,7 @@ def _end(processes: Sequence[BaseProcess]) -> None:
         process.join(10)
         if process.is_alive():
             process.kill()
-            process.join()
+            process.join(10)
 
 
 @dataclass
