@@ -17,6 +17,7 @@ from quiesce.model import Function, ModelValue, Oracle, State, Step
 from quiesce.model.adapter import Adapter, does, lets
 from quiesce.model.replay import Suite
 from quiesce.ring_reader import RingReader
+from quiesce.ring_wire import ACK, BYE
 
 WRITING = (
     "Loan", "Take", "BeginFill", "EndFill", "Publish", "Overflow", "SendBody", "Post", "Return", "Close", "Admit",
@@ -334,7 +335,7 @@ class Ring(Adapter):
         else:
             self.happened(action, r=reader)
             if action == "TakeBody" and reader in self.remote and state["writer"] == "up":
-                world.hear("the acknowledgement")
+                world.hear(ACK)
             if action == "Lease":
                 seat.slots[state["opened"][reader]["seq"]] = stop.fields["s"]
         if action in ("Lease", "TakeBody", "TimeOut") or (action, stop.phase) == ("Release", "end"):
@@ -359,7 +360,7 @@ class Ring(Adapter):
         assert reader is not None
         reader.close()
         if r in self.remote and self.states[0]["writer"] == "up":
-            self.world.hear("the goodbye")
+            self.world.hear(BYE)
 
     @does("Kill")
     def kill(self, r: ModelValue) -> None:
@@ -400,8 +401,13 @@ class Ring(Adapter):
 
     def weight(self, step: Step) -> int:
         """Messages travel most of the time; the end of the writer comes late, if at all."""
-        rare = {"KillWriter": 1, "Kill": 3, "Leave": 2, "Loan": 4, "DropLoan": 6, "Overflow": 15, "Join": 10}
-        return rare.get(step.action, 40)
+        likely = {
+            "KillWriter": 1, "Kill": 3, "Loan": 3, "Leave": 8, "DropLoan": 12, "Drop": 20, "Join": 40, "Overflow": 60,
+            "SendBody": 60, "Open": 480, "TimeOut": 1600,
+        }  # fmt: skip
+        if step.action == "Leave" and self.world.seats[self.ranks[step.parameters["r"]]].views:
+            return 160
+        return likely.get(step.action, 160)
 
     # What is to be seen.
 

@@ -6,11 +6,13 @@ import os
 import secrets
 import signal
 import subprocess
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import zmq
 from model_tests.stepper import Stepper, Stop
 
 from quiesce.broadcast_ring import BroadcastRing
@@ -18,7 +20,7 @@ from quiesce.events import Event
 from quiesce.model import ModelValue
 from quiesce.ring_memory import Process, start_time
 from quiesce.ring_reader import RemoteReader, RingReader
-from quiesce.ring_wire import Hello, RingHandle
+from quiesce.ring_wire import HELLO, Hello, RingHandle
 from quiesce.ring_writer import CLOSING, LEFT, OVERFLOWED, SLOT
 
 MESSAGE, TOO_LONG = 256, 8192
@@ -80,6 +82,34 @@ class Seat:
             self.body.end()
 
 
+class Inbox:
+    """The writer's socket, of which it is known what has come: it can be waited for though more lies before it."""
+
+    def __init__(self, socket: Any) -> None:
+        self._socket = socket
+        self._come: deque[list[bytes]] = deque()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def await_one(self, kind: bytes) -> bool:
+        """Whether a message of this kind came that had not come before."""
+        while self._socket.poll(ARRIVAL_MS):
+            self._come.append(self._socket.recv_multipart(zmq.NOBLOCK))
+            if self._come[-1][1:2] == [kind]:
+                return True
+        return False
+
+    def get(self, option: int) -> Any:
+        return zmq.POLLIN if self._come and option == zmq.EVENTS else self._socket.get(option)
+
+    def poll(self, timeout: int) -> int:
+        return zmq.POLLIN if self._come else int(self._socket.poll(timeout))
+
+    def recv_multipart(self, flags: int) -> list[bytes]:
+        return self._come.popleft() if self._come else self._socket.recv_multipart(flags)
+
+
 class Gone(BaseException):
     """Ends the thread of a call whose process is gone."""
 
@@ -114,6 +144,7 @@ class World:
             len(local), slots=slots, slot_bytes=8 * MESSAGE, window=window, patience=0.0, remote=len(remote),
             bind=f"ipc://@{secrets.token_hex(8)}" if remote else None,
         )  # fmt: skip
+        self.inbox = self.ring._socket = Inbox(self.ring._socket)  # type: ignore[assignment]
         self.writer = Stepper(edges)
         self.writer_body = Body() if writer_mortal else None
         self.seats = [Seat(Stepper(edges), Stepper(edges)) for _ in self.values]
@@ -129,11 +160,11 @@ class World:
         _Small.pid = 0 if not local else seat.body.process.pid if seat.body else os.getpid()
         _Small.writer_pid = self.writer_body.process.pid if self.writer_body else os.getpid()
         seat.reader = (self.reader_class if local else self.remote_class)(self.ring.handle, rank)
-        self.hear("the greeting")
+        self.hear(HELLO)
 
-    def hear(self, what: str) -> None:
-        """Wait until the writer's socket has something to say."""
-        assert self.ring._socket.poll(ARRIVAL_MS), f"{what} did not arrive"
+    def hear(self, kind: bytes) -> None:
+        """Wait until what a reader has just said is at the writer."""
+        assert self.inbox.await_one(kind), f"no message {kind!r} arrived"
 
     def receive(self, rank: int, arrives: bool) -> Stop:
         seat = self.seats[rank]

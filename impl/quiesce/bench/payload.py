@@ -24,6 +24,7 @@ from quiesce.bench.measuring import Report, Spread, Times, in_turns, pin, ratio,
 from quiesce.bench.payload_peers import LEND, SEND, TIMEOUT_S, Outputs, Receive, Send, Way, ways
 from quiesce.codec import Decoder, Encoder
 from quiesce.lifecycle import BufferPool
+from quiesce.payload_reuse import PayloadSender
 
 TRANSPORTS = ("inproc", "ipc", "tcp")
 _BURST = 128 << 20  # bytes sent without a pause, at most
@@ -279,6 +280,9 @@ def allocations(known: dict[str, Way]) -> Iterator[dict[str, Any]]:
             step(50)
             _, peak = tracemalloc.get_traced_memory()
             step(950)
+            sender = getattr(send, "__self__", None)
+            if isinstance(sender, PayloadSender):
+                _settle(sender)
             end, _ = tracemalloc.get_traced_memory()
             tracemalloc.stop()
             push.close()
@@ -288,6 +292,13 @@ def allocations(known: dict[str, Way]) -> Iterator[dict[str, Any]]:
             "at the peak": peak - begin,
             "more after 1,000 messages": end - begin,
         }
+
+
+def _settle(sender: PayloadSender) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while sender.pool.pending and time.monotonic() < deadline:
+        sender.settle()
+        time.sleep(1e-3)
 
 
 def costs() -> Iterator[dict[str, Any]]:

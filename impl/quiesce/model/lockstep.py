@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.errors import FlakyFailure
+from hypothesis.errors import Flaky
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from quiesce.model.adapter import Adapter, Divergence, Run
@@ -120,9 +120,9 @@ def lockstep(
             )
         except Divergence as divergence:
             raise explain(divergence, small) from None
-        except FlakyFailure as flaky:
+        except Flaky as flaky:
             # Real sockets and processes: it need not happen again to have happened.
-            for error in flaky.exceptions:
+            for error in getattr(flaky, "exceptions", (flaky.__context__,)):
                 if isinstance(error, Divergence):
                     raise explain(error, small) from None
             raise
