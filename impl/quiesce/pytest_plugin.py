@@ -1,13 +1,16 @@
 """`pytest --quiesce-adapter=module:Class`: an implementation held to its model, as tests.
 
-The adapter's class is looked for in `module`. What is run is lockstep in its own model, and for each of its small
-models a walk along every edge; other tests are not collected.
+The adapter's class is looked for in `module`. What is run is lockstep in its own model, for each of its small models a
+walk along every edge, and, if it has a method `record`, the judgement of what that recorded; other tests are not
+collected.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,42 +57,58 @@ def _adapter(named: str) -> Any:
 
 
 def _items(session: pytest.Session, adapter: Any) -> Iterator[pytest.Item]:
-    yield _Item.from_parent(
-        session, name=f"lockstep[{adapter.__name__}]", adapter=adapter, small="", tour=False
-    )
-    for small in adapter.small:
-        name = f"tour[{adapter.__name__}, {small}]"
-        yield _Item.from_parent(session, name=name, adapter=adapter, small=small, tour=True)
+    checks = {"lockstep": _lockstep, **{f"tour of {small}": partial(_tour, small) for small in adapter.small}}
+    for name, check in {**checks, "traces": _traces}.items():
+        yield _Item.from_parent(session, name=f"{adapter.__name__}: {name}", adapter=adapter, check=check)
+
+
+def _lockstep(adapter: Any) -> None:
+    from quiesce.model.lockstep import lockstep
+
+    lockstep(adapter)
+
+
+def _tour(small: str, adapter: Any) -> None:
+    from quiesce.model.adapter import Divergence
+    from quiesce.model.coverage import Coverage
+    from quiesce.model.schedule import explain
+    from quiesce.model.tours import drive
+
+    coverage = Coverage.of(adapter, small)
+    try:
+        drive(adapter, small, coverage)
+    except Divergence as divergence:
+        raise explain(divergence, small) from None
+    unexplained = coverage.untaken()[1]
+    if unexplained:
+        lines = "\n".join(map(str, unexplained[:20]))
+        pytest.fail(
+            f"{len(unexplained)} edges were not taken, and no reason says why:\n{lines}", pytrace=False
+        )
+
+
+def _traces(adapter: Any) -> None:
+    from quiesce.model import judging, traces
+
+    with tempfile.TemporaryDirectory(prefix="quiesce-traces-") as directory:
+        try:
+            adapter.record(Path(directory))
+        except NotImplementedError:
+            pytest.skip(f"{adapter.__name__} has no method `record`, so there are no traces to judge")
+        verdicts = [judging.judge(case) for case in adapter.cases(traces.read(directory))]
+    if judging.outcome_of(verdicts) != "accepted":
+        told = [f"{v.case.title}: {v.outcome}: {v.explanation.message}" for v in verdicts]
+        pytest.fail("\n".join(told) or "nothing was recorded that the model can judge", pytrace=False)
 
 
 class _Item(pytest.Item):
-    def __init__(self, *, adapter: Any, small: str, tour: bool, **more: Any) -> None:
+    def __init__(self, *, adapter: Any, check: Callable[[Any], None], **more: Any) -> None:
         super().__init__(**more)
-        self.adapter, self.small, self.tour = adapter, small, tour
+        self.adapter, self.check = adapter, check
 
     def runtest(self) -> None:
-        """Run lockstep, or a tour."""
-        if not self.tour:
-            from quiesce.model.lockstep import lockstep
-
-            lockstep(self.adapter)
-            return
-        from quiesce.model.adapter import Divergence
-        from quiesce.model.coverage import Coverage
-        from quiesce.model.schedule import explain
-        from quiesce.model.tours import drive
-
-        coverage = Coverage.of(self.adapter, self.small)
-        try:
-            drive(self.adapter, self.small, coverage)
-        except Divergence as divergence:
-            raise explain(divergence, self.small) from None
-        unexplained = coverage.untaken()[1]
-        if unexplained:
-            lines = "\n".join(map(str, unexplained[:20]))
-            pytest.fail(
-                f"{len(unexplained)} edges were not taken, and no reason says why:\n{lines}", pytrace=False
-            )
+        """Run the check."""
+        self.check(self.adapter)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """A divergence says all there is to say."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,15 @@ import torch
 from model_tests.broadcast_ring.faults import READERS, WRITERS
 from model_tests.broadcast_ring.world import MESSAGE, TOO_LONG, Seat, World, slot_value
 from model_tests.stepper import PATIENCE, Stepper, Stop
+from model_tests.traces import runs
 
 from quiesce.broadcast_ring import BroadcastRing
 from quiesce.errors import Closed, PeerDied, QuiesceTimeout
-from quiesce.model import Function, ModelValue, Oracle, State, Step
+from quiesce.model import Function, ModelValue, Oracle, State, Step, case_ring
 from quiesce.model.adapter import Adapter, does, lets
+from quiesce.model.case import Case
 from quiesce.model.replay import Suite
+from quiesce.model.traces import Trace
 from quiesce.ring_reader import RingReader
 from quiesce.ring_wire import ACK, BYE
 
@@ -494,6 +498,14 @@ class Ring(Adapter):
 
     def close(self) -> None:
         self.world.end()
+
+    @classmethod
+    def record(cls, directory: Path) -> None:
+        runs.ring(directory, runs.Ring(writer=cls.ring_class, reader=cls.reader_class))
+
+    @classmethod
+    def cases(cls, trace: Trace) -> list[Case]:
+        return case_ring.cases(trace.events)
 
 
 def _variant(name: str) -> type[Ring]:

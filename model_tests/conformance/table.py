@@ -1,57 +1,100 @@
-"""Writes the table of edge coverage into docs/conformance.md: `python -m model_tests.conformance.table`."""
+"""Writes the tables of coverage into docs/conformance.md: `python -m model_tests.conformance.table`, half an hour."""
 
 from __future__ import annotations
 
 import re
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from hypothesis import settings
 from model_tests.conformance.test_tours import LONG, QUICK
+from model_tests.traces.test_load import payload_runs, ring_runs, stage_runs
 
 from quiesce.model.coverage import Coverage
+from quiesce.model.judging import cases, judge
+from quiesce.model.lockstep import lockstep
 from quiesce.model.tours import drive
+from quiesce.model.traces import read
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "conformance.md"
+EXAMPLES = 200
+"""Runs of lockstep in each small model."""
+COLUMNS = ("edges", "tours", "lockstep", "together", "excused")
 
 
-def main() -> None:
-    """Tour every small model and write what was taken, by protocol and action."""
-    protocols: dict[str, dict[str, list[int]]] = {}
-    lines = [
-        "| adapter, small model | states | edges | taken | explained | walks | steps |",
-        "|---|--:|--:|--:|--:|--:|--:|",
-    ]
+def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> Iterator[str]:
+    """Markdown; the first column is text, the others are numbers."""
+    names = list(head)
+    yield from (f"| {' | '.join(names)} |", f"|---|{'--:|' * (len(names) - 1)}")
+    for row in rows:
+        yield f"| {' | '.join(f'{cell:,}' if isinstance(cell, int) else str(cell) for cell in row)} |"
+
+
+def edges() -> Iterator[str]:
+    """Tour every small model and run lockstep in it; the edges taken, by model, and by protocol and action."""
+    protocols: dict[str, dict[str, Counter[str]]] = {}
+    models = []
     for adapter, small in [*QUICK, *LONG]:
         coverage = Coverage.of(adapter, small)
         came = drive(adapter, small, coverage)
-        edges, taken = len(coverage.graph.edges), len(coverage.together)
-        lines.append(
-            f"| {adapter.__name__}, {small} | {len(coverage.graph.states):,} | {edges:,} | {taken:,} | "
-            f"{edges - taken - len(coverage.untaken()[1]):,} | {came.walks:,} | {came.steps:,} |"
+        lockstep(
+            adapter,
+            small=small,
+            examples=EXAMPLES,
+            on_step=lambda state, step, found=coverage: found.count("lockstep", state, step),
+            options=settings(database=None, derandomize=True),
         )
-        for action, row in coverage.rows():
-            sums = protocols.setdefault(adapter.__name__, {}).setdefault(action, [0, 0, 0])
-            for index, name in enumerate(("edges", "tours", "excused")):
-                sums[index] += row[name]
+        rows = dict(coverage.rows())
+        sums = {name: sum(row[name] for row in rows.values()) for name in COLUMNS}
+        models.append(
+            [
+                f"{adapter.__name__}, {small}",
+                len(coverage.graph.states),
+                *sums.values(),
+                came.walks,
+                came.steps,
+            ]
+        )
+        for action, row in rows.items():
+            protocols.setdefault(adapter.__name__, {}).setdefault(action, Counter()).update(row)
+    columns = ("edges", "tours", "lockstep", "together", "explained")
+    yield from table(("adapter, small model", "states", *columns, "walks", "steps"), models)
     for name, actions in protocols.items():
-        lines += [
-            "",
-            f"{name}, all its small models together:",
-            "",
-            "| action | edges | taken | explained |",
-            "|---|--:|--:|--:|",
-        ]
-        lines += [
-            f"| {action} | {edges:,} | {taken:,} | {why:,} |"
-            for action, (edges, taken, why) in actions.items()
-        ]
+        yield from ("", f"{name}, all its small models together:", "")
+        yield from table(
+            ("action", *columns), ([action, *(row[c] for c in COLUMNS)] for action, row in actions.items())
+        )
+
+
+def events() -> Iterator[str]:
+    """Record the runs of the load test once, and judge them; the events of each action."""
+    for name, make in (("payload", payload_runs), ("ring", ring_runs), ("stage", stage_runs)):
+        found: Counter[str] = Counter()
+        with tempfile.TemporaryDirectory(prefix="quiesce-coverage-") as folder:
+            for run in make(Path(folder), 0):
+                run()
+            traces = [read(directory) for directory in sorted(Path(folder).iterdir()) if directory.is_dir()]
+        for trace in traces:
+            for case in cases(trace):
+                assert judge(case).outcome == "accepted", case.title
+                found.update(event.action for event in case.events)
+        told = ", ".join(f"{action} {count:,}" for action, count in found.most_common())
+        yield f"- {name}, {len(traces)} runs between processes, {found.total():,} events: {told}"
+
+
+def main() -> None:
+    """Write both."""
     text = PAGE.read_text(encoding="utf-8")
-    table = "\n".join(lines)
-    text = re.sub(
-        r"<!-- coverage -->.*<!-- end of coverage -->",
-        lambda _: f"<!-- coverage -->\n{table}\n<!-- end of coverage -->",
-        text,
-        flags=re.DOTALL,
-    )
+    for name, lines in (("coverage", edges()), ("events", events())):
+        told = "\n".join(lines)
+        text = re.sub(
+            rf"<!-- {name} -->.*<!-- end of {name} -->",
+            lambda _, name=name, told=told: f"<!-- {name} -->\n{told}\n<!-- end of {name} -->",
+            text,
+            flags=re.DOTALL,
+        )
     PAGE.write_text(text, encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""`pytest --quiesce-adapter` runs lockstep and tours, and says readably what failed."""
+"""`pytest --quiesce-adapter` runs lockstep, tours and traces, and says readably what failed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 ADAPTER = """
+from model_tests.payload_reuse.adapter import VARIANTS as SENDERS
 from model_tests.stage_handoff.adapter import VARIANTS, Stage as Shipped
+from quiesce.events import action
+from quiesce.model.adapter import Adapter, does
+from quiesce.recording import record
 
 
 class Stage(Shipped):
@@ -18,10 +22,70 @@ class Stage(Shipped):
 
 class Faulty(VARIANTS["second_wait_blocks"]):
     small = {"gloo": Shipped.small["gloo"]}
+
+    @classmethod
+    def record(cls, directory):
+        raise NotImplementedError
+
+
+Sender = SENDERS["last_frame_tracker"]
+
+
+class Pool:
+    keep = True
+
+    @action("Take", lambda self, *_: {"b": "b1", "h": "h1"})
+    def take(self):
+        self.readers = False
+
+    @action("BeginWrite", lambda self, *_: {"b": "b1"})
+    def begin_write(self):
+        pass
+
+    @action("EndWrite", lambda self, *_: {"b": "b1", "v": 1})
+    def end_write(self):
+        pass
+
+    @action("Recycle", lambda self, *_: {"b": "b1"})
+    def recycle(self):
+        pass
+
+
+class Careless(Pool):
+    def end_write(self):
+        self.recycle()
+
+
+class Plain(Adapter):
+    model = "buffer_lifecycle"
+    constants = {"Buffers": "{b1}", "Holders": "{h1}", "Readers": "{r1}", "Versions": "{1}"}
+    pool = Pool
+
+    @does("EndLoans")
+    def end_loans(self):
+        pass
+
+    def view(self):
+        return {}
+
+    def facts(self, state):
+        return {}
+
+    @classmethod
+    def record(cls, directory):
+        with record(directory):
+            pool = cls.pool()
+            pool.take()
+            pool.begin_write()
+            pool.end_write()
+
+
+class CarelessPlain(Plain):
+    pool = Careless
 """
 
 
-def run(tmp_path: Path, name: str) -> subprocess.CompletedProcess[str]:
+def run(tmp_path: Path, name: str, *options: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "mine.py").write_text(ADAPTER, encoding="utf-8")
     (tmp_path / "test_other.py").write_text("def test_other() -> None:\n    assert False\n", encoding="utf-8")
     command = [
@@ -30,6 +94,7 @@ def run(tmp_path: Path, name: str) -> subprocess.CompletedProcess[str]:
         "pytest",
         "-q",
         f"--quiesce-adapter={name}",
+        *options,
     ]
     paths = {"PYTHONPATH": f"{ROOT}:{tmp_path}", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     return subprocess.run(
@@ -40,15 +105,31 @@ def run(tmp_path: Path, name: str) -> subprocess.CompletedProcess[str]:
 def test_what_conforms_passes(tmp_path: Path) -> None:
     result = run(tmp_path, "mine:Stage")
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "2 passed" in result.stdout
+    assert "3 passed" in result.stdout
 
 
 def test_what_does_not_fails_readably(tmp_path: Path) -> None:
     result = run(tmp_path, "mine:Faulty")
     assert result.returncode == 1, result.stdout + result.stderr
-    assert "2 failed" in result.stdout
+    assert "2 failed, 1 skipped" in result.stdout
     assert "AwaitReceive(r = 2) failed: QuiesceTimeout: a second wait never ends" in result.stdout
     assert "Traceback" not in result.stdout
+
+
+def test_recorded_traces_of_a_model_of_ones_own_are_judged(tmp_path: Path) -> None:
+    result = run(tmp_path, "mine:Plain", "-k", "traces")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "1 passed" in result.stdout
+    result = run(tmp_path, "mine:CarelessPlain", "-k", "traces")
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "Recycle(b = b1)" in result.stdout
+    assert "rejected" in result.stdout
+
+
+def test_a_recorded_sender_that_is_faulty_is_rejected(tmp_path: Path) -> None:
+    result = run(tmp_path, "mine:Sender", "-k", "traces")
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "rejected" in result.stdout
 
 
 def test_a_wrong_name_is_said(tmp_path: Path) -> None:

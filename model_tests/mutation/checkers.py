@@ -143,7 +143,6 @@ def in_traces(mutant: Mutant) -> Found:
     from quiesce.model.judging import cases, judge
     from quiesce.model.traces import read
 
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory(prefix="quiesce-matrix-") as directory:
         for number, (make, run) in enumerate(_recorded(mutant, runs)):
             folder = Path(directory, str(number))

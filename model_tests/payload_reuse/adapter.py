@@ -5,16 +5,20 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from model_tests.payload_reuse.faulty import FAULTY, RecycledAtReceive
 from model_tests.payload_reuse.world import Interrupted, World, stop_name
 from model_tests.stepper import Stop
+from model_tests.traces import runs
 
 from quiesce.errors import PeerDied, QuiesceTimeout
-from quiesce.model import ModelValue, Oracle, State, Step
+from quiesce.model import ModelValue, Oracle, State, Step, case_payload
 from quiesce.model.adapter import Adapter, does, lets
+from quiesce.model.case import Case
 from quiesce.model.replay import Suite
+from quiesce.model.traces import Trace
 from quiesce.payload_reuse import PayloadSender
 
 # What every run changes in the model, because World is what it is.
@@ -382,6 +386,14 @@ class PayloadReuse(Adapter):
 
     def close(self) -> None:
         self.world.close()
+
+    @classmethod
+    def record(cls, directory: Path) -> None:
+        runs.payload(directory, runs.Payload(sender=cls.sender_class))
+
+    @classmethod
+    def cases(cls, trace: Trace) -> list[Case]:
+        return case_payload.cases(trace.events)
 
 
 def _variant(name: str) -> type[PayloadReuse]:

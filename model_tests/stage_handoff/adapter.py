@@ -6,18 +6,22 @@ import functools
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from model_tests.stage_handoff import faults
 from model_tests.stage_handoff.pipeline import ELEMENTS, Deadlock, Pipeline, Rank, Shape, meant
 from model_tests.stepper import Stepper, Stop
+from model_tests.traces import runs
 
 from quiesce.errors import QuiesceTimeout
 from quiesce.events import Event
-from quiesce.model import Oracle, State, Step
+from quiesce.model import Oracle, State, Step, case_stage
 from quiesce.model.adapter import Adapter, does, lets
+from quiesce.model.case import Case
 from quiesce.model.replay import Suite
+from quiesce.model.traces import Trace
 from quiesce.simulated import SimulatedStream
 from quiesce.simulated_transport import MessageHandle, SimulatedTransport, TransferHandle
 
@@ -301,6 +305,14 @@ class Stage(Adapter):
         for host in self.hosts:
             while host.running:
                 host.resume()
+
+    @classmethod
+    def record(cls, directory: Path) -> None:
+        runs.stage([directory], runs.Stage())
+
+    @classmethod
+    def cases(cls, trace: Trace) -> list[Case]:
+        return case_stage.cases(trace.events)
 
 
 def items(stream: SimulatedStream, named: Mapping[SimulatedStream, Any]) -> tuple[Any, ...]:

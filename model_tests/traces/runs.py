@@ -312,6 +312,7 @@ class Stage:
 def _stage(
     say: Callable[[Any], None], directories: Sequence[Path], run: Stage, store: str, rank: int
 ) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         "gloo",
         init_method=f"file://{store}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,6 @@ Corruption = Callable[[Events], tuple[Events, Event]]
 @pytest.fixture(scope="session")
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trace]:
     """One sound recording of each protocol."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     folder = tmp_path_factory.mktemp("recordings")
     runs.payload(folder / "payload", runs.Payload(messages=8, seed=3))
     runs.ring(folder / "ring", runs.Ring(messages=6, seed=3))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -130,7 +129,6 @@ def test_the_shipped_ring_is_accepted_in_the_same_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", list(STAGE))
 def test_a_faulty_link_is_rejected(fault: str, tmp_path: Path) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     link, run, guilty = STAGE[fault]
     folders = [tmp_path / str(attempt) for attempt in range(ATTEMPTS)]
     runs.stage(folders, replace(run, link=link))
@@ -145,6 +143,5 @@ def test_a_faulty_link_is_rejected(fault: str, tmp_path: Path) -> None:
     "run", [runs.Stage(steps=6, delay=0.01, extra=extra) for extra in (False, True)], ids=str
 )
 def test_the_shipped_link_is_accepted_in_the_same_run(run: runs.Stage, tmp_path: Path) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     runs.stage([tmp_path / "shipped"], run)
     assert verdict(tmp_path / "shipped").outcome == "accepted"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -100,7 +99,6 @@ def stage_runs(folder: Path, seed: int) -> Iterator[Callable[[], object]]:
 @pytest.mark.timeout(3600 if PROFILE == "nightly" else 300)
 @pytest.mark.parametrize("protocol", ["payload", "ring", "stage"])
 def test_every_trace_is_a_behaviour(protocol: str, tmp_path: Path) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     make = {"payload": payload_runs, "ring": ring_runs, "stage": stage_runs}[protocol]
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda run: run(), [run for seed in range(TIMES) for run in make(tmp_path, seed)]))

@@ -31,8 +31,9 @@ LARGEST = 64 << 20
 SLOTS = 8  # as vLLM's arena has; its queue has 10
 VLLM_VARIABLE = "QUIESCE_BENCH_VLLM"
 VLLM_INSTALL = (
-    "pip install --target FOLDER --no-deps --only-binary=:all: --platform manylinux_2_28_x86_64 "
-    f"--python-version 3.11 vllm==0.33.0 psutil regex urllib3, then set {VLLM_VARIABLE}=FOLDER"
+    "pip install --target FOLDER --no-deps --only-binary=:all: --platform manylinux_2_28_x86_64 --python-version 3.11 "
+    "vllm==0.33.0 psutil regex urllib3 cloudpickle pillow pydantic pydantic-core, "
+    f"then set {VLLM_VARIABLE}=FOLDER"
 )
 ICEORYX_INSTALL = "pip install 'quiesce[bench]'"
 

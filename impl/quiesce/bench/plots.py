@@ -1,4 +1,4 @@
-"""Pictures and tables for docs/performance.md, from the JSON of the benchmarks: `quiesce bench plots FILE...`.
+"""Pictures and tables of the pages, from the JSON of the benchmarks: `quiesce bench plots FILE...`.
 
 Each table goes between markers `<!-- bench NAME -->` and `<!-- end -->`; a picture is an SVG beside the page.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,42 @@ def compact(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return list(ways.values())
 
 
+def ring(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The figures of the ring: a table for each quantity and number of readers, a column for each message."""
+    sizes = list(dict.fromkeys(row["message"] for row in rows))
+    runs = {(row["way"], row["readers"], row["message"]): row for row in rows}
+    for readers in dict.fromkeys(row["readers"] for row in rows):
+        for title, told in _RING.items():
+            count = f"{readers} reader{'s' * (readers > 1)}"
+            yield from ["", f"| {title}, {count} | {' | '.join(sizes)} |", "|---" * (len(sizes) + 1) + "|"]
+            for way in dict.fromkeys(way for way, each, _ in runs if each == readers):
+                cells = []
+                for size in sizes:
+                    row = runs.get((way, readers, size), {})
+                    copy = runs.get(("plain copy", readers, size), {})
+                    value = told(row, runs.get((row.get("beside"), readers, size), {}), copy)
+                    cells.append("-" if value is None else shown(value))
+                if set(cells) != {"-"}:
+                    yield f"| {way} | {' | '.join(cells)} |"
+
+
+def _ratio(name: str, row: Mapping[str, Any], base: Mapping[str, Any]) -> float | None:
+    return row[name] / base[name] if name in row and name in base and row is not base else None
+
+
+_RING: dict[str, Callable[[Any, Any, Any], float | None]] = {
+    "latency, us": lambda row, ours, copy: row.get("latency"),
+    "used, us": lambda row, ours, copy: row.get("used"),
+    "messages/s": lambda row, ours, copy: row.get("rate"),
+    "rate, % of a plain copy": lambda row, ours, copy: (
+        100 * row["rate"] / copy["rate"] if "rate" in row and "rate" in copy else None
+    ),
+    "latency, ring = 1": lambda row, ours, copy: _ratio("latency", row, ours),
+    "CPU a message, ring = 1": lambda row, ours, copy: _ratio("cpu", row, ours),
+}
+"""What a table tells of a row, of the ring's row that waits in the same way, and of the plain copy."""
+
+
 def text(data: Mapping[str, Any]) -> str:
     """What a page says of one run."""
     lines = [made_on(data), ""]
@@ -66,6 +102,9 @@ def text(data: Mapping[str, Any]) -> str:
             ]
             lines.append("")
         rows = [row for row in rows if "trip us" not in row]
+    if data["benchmark"] == "ring":
+        lines += ring(rows)
+        rows = []
     for what, own in grouped(rows).items():
         lines += [
             f"**{what}**",

@@ -40,6 +40,7 @@ from quiesce.ring_wire import RingHandle
 
 SPIN_S = 1.0
 ROUNDS = 4
+COPY = "plain copy"
 WARM_UP = 10  # messages: each slot of each way has been used once
 
 
@@ -306,17 +307,22 @@ class PlainCopy:
             self.times.append(time.perf_counter_ns() - begin)
 
     @property
-    def rate(self) -> float:
-        """Bytes a second."""
-        return self.message.nbytes / statistics.median(self.times) * 1e9
+    def median(self) -> float:
+        """Microseconds."""
+        return statistics.median(self.times) / 1e3
+
+    @property
+    def a_second(self) -> float:
+        """How often it could be done."""
+        return 1e6 / self.median
 
     def report(self) -> None:
-        median = statistics.median(self.times) / 1e3
-        print(f"{'plain copy':34}{self.message.name:>10}{median:10.1f}{'':22}{self.rate / 1e9:8.2f}{100:10}")
+        rate = self.message.nbytes * self.a_second / 1e9
+        print(f"{COPY:34}{self.message.name:>10}{self.median:10.1f}{'':22}{rate:8.2f}{100:10}")
 
 
 def report(name: str, readers: int, message: Message, result: Result, copy: PlainCopy | None) -> None:
-    of_copy = f"{100 * result.rate * message.nbytes / copy.rate:10.0f}" if copy else f"{'-':>10}"
+    of_copy = f"{100 * result.rate / copy.a_second:10.0f}" if copy else f"{'-':>10}"
     print(
         f"{f'{name}, {readers} readers':34.34}{message.name:>10}{result.latency:10.1f}{result.used:10.1f}"
         f"{result.rate:12.0f}{result.rate * message.nbytes / 1e9:8.2f}{of_copy}{result.cpu:10.1f}",
@@ -381,12 +387,16 @@ def main(
                         copy.round()
                     for name in turns:
                         measured[name].round(ways[name], ends[name][0])
+                about = {"readers": count, "message": each.name, "nbytes": each.nbytes}
                 if copy:
                     copy.report()
+                    figures.add(
+                        {"way": COPY, **about, "beside": COPY, "latency": copy.median, "rate": copy.a_second}
+                    )
                 for name in turns:
                     result = results[count, name, each.name] = measured[name].result()
                     report(name, count, each, result, copy)
-                    figures.add({"way": name, "readers": count, "message": each.name, **result._asdict()})
+                    figures.add({"way": name, **about, "beside": known[name].beside, **result._asdict()})
             idling = ", ".join(f"{name} {share:.2f}" for name, share in idle(ways, ends).items())
             print(f"idle, % of a core a reader: {idling}; {load()}", flush=True)
     ratios(results, known)

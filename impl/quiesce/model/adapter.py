@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
+from quiesce.model.case import Case, plain
 from quiesce.model.errors import UnknownName
 from quiesce.model.manifest import Manifest
 from quiesce.model.oracle import Oracle, Step, label
+from quiesce.model.traces import Trace
 from quiesce.model.values import Function, State, freeze
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -134,6 +137,19 @@ class Adapter:
     @does("Done")
     def done(self) -> None:
         """Nothing is left to do."""
+
+    @classmethod
+    def record(cls, directory: Path) -> None:
+        """Run the implementation as it is used, each process recorded into `directory` by `quiesce.recording.record`.
+
+        What is recorded is judged, as `cases` says. NotImplementedError if there is no such run: nothing is judged.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def cases(cls, trace: Trace) -> list[Case]:
+        """What a recording means: unless told otherwise, events are the actions called so, fields their parameters."""
+        return [plain(cls.model, cls.constants, trace.events, cls.hidden, cls.manifest)]
 
     def happened(
         self, action: str, /, *, where: Callable[[State], bool] = lambda state: True, **parameters: Any

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from quiesce.model import manifest
+from quiesce.model.manifest import Manifest
 from quiesce.model.oracle import Oracle
 from quiesce.model.traces import Event
 from quiesce.model.validation import Observation, Span, Walk
-from quiesce.model.values import State, Value
+from quiesce.model.values import ModelValue, State, Value
 
 Constants = Mapping[str, str]
 
@@ -29,7 +30,7 @@ class Case:
     never taken. `urgent` and `canonical` are as for `Walk`.
     `start` are the variables that differ from the initial state, where the recording began later, and `offset` those by
     which counters start where they come out right when they are moved back. `unjudged` says why
-    the specification has no word on it, "" if it has.
+    the specification has no word on it, "" if it has. `manifest` is this project's own if None.
     """
 
     protocol: str
@@ -49,6 +50,7 @@ class Case:
     start: Mapping[str, Value] = field(default_factory=dict)
     offset: Mapping[str, Value] = field(default_factory=dict)
     unjudged: str = ""
+    manifest: Manifest | None = None
 
     def initial(self, walk: Walk) -> list[State]:
         """The states in which the recording may have begun."""
@@ -59,7 +61,7 @@ class Case:
         key = self.model, tuple(sorted(world.items())), self.definitions
         if key not in _walks:
             with tempfile.TemporaryDirectory(prefix="quiesce-trace-") as scratch:
-                module, base = Path(scratch, "Traced.tla"), manifest.load()
+                module, base = Path(scratch, "Traced.tla"), self.manifest or manifest.load()
                 model = base.models[self.model]
                 module.write_text(
                     f"---- MODULE Traced ----\nEXTENDS {model.module}\n{self.definitions}\n====\n",
@@ -110,6 +112,30 @@ class Told:
         known.append((self._count, end))
         self._count += 1
         return self._count - 1
+
+
+def plain(
+    model: str,
+    constants: Constants,
+    events: Sequence[Event],
+    hidden: Collection[str] = (),
+    base: Manifest | None = None,
+) -> Case:
+    """The case of events that are called as the actions of a model are, and their fields as the actions' parameters.
+
+    A string among the fields is a model value. `hidden` are the actions that nobody records.
+    """
+    told = Told()
+    for event in ordered(events):
+        parameters = {
+            name: ModelValue(value) if isinstance(value, str) else value
+            for name, value in event.fields.items()
+        }
+        told.add(event, Observation(event.action, parameters))
+    return Case(
+        model, f"a run of {model}", model, tuple(told.events), tuple(told.spans), ({**constants},), {}, "",
+        {name: name for name in hidden}, lambda state: state, manifest=base,
+    )  # fmt: skip
 
 
 def rounded(least: int) -> str:
