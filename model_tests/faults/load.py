@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
+import sys
 import time
 import zlib
 from array import array
@@ -41,15 +43,38 @@ SIZES = [
 ]  # the last does not fit a slot of the ring
 
 
+class _Mallinfo(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ("arena", "chunks", "small", "maps", "mapped", "_1", "_2", "used", "free", "top")
+    ]
+
+
+_libc = ctypes.CDLL(None)
+if hasattr(_libc, "mallinfo2"):
+    _libc.mallinfo2.restype = _Mallinfo
+
+
+def allocated() -> int:
+    """Bytes that this process has from malloc and has not freed, over all of glibc's arenas; 0 under another libc."""
+    if not hasattr(_libc, "mallinfo2"):
+        return 0
+    found = _libc.mallinfo2()
+    return int(found.used + found.mapped)
+
+
 class Measured:
-    """Of one process: messages, bytes, wrong ones, latencies in seconds, and its memory over time in bytes."""
+    """Of one process: messages, bytes, wrong ones, latencies in seconds, and its memory over time.
+
+    A sample of memory is a time, resident bytes, bytes allocated by malloc, and blocks allocated by Python.
+    """
 
     def __init__(self, core: int) -> None:
         with suppress(OSError):
             os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[core % os.cpu_count()]})  # type: ignore[operator]
         self.messages = self.bytes = self.wrong = 0
         self.latencies = array("d")
-        self.memory: list[tuple[float, int]] = []
+        self.memory: list[tuple[float, int, int, int]] = []
         self._next = 0.0
 
     def count(self, nbytes: int, wrong: bool, sent_at: float | None = None) -> None:
@@ -64,7 +89,8 @@ class Measured:
         if (now := time.monotonic()) >= self._next:
             self._next = now + SAMPLE_S
             pages = int(Path("/proc/self/statm").read_text().split()[1])
-            self.memory.append((now, pages * resource.getpagesize()))
+            resident = pages * resource.getpagesize()
+            self.memory.append((now, resident, allocated(), sys.getallocatedblocks()))
 
     def facts(self) -> dict[str, Any]:
         """As plain values; of more than a million latencies, every n-th."""
@@ -152,7 +178,12 @@ def payload_sender(play: Play, address: str, most: int = -1) -> None:
                 lambda m: (sender.lend if m["number"] % 2 else sender.send)(m, timeout=WAIT_S) and None,
                 most,
             )
-            play.report.facts["buffers"] = sender.pool.made
+            pool = sender.pool
+            play.report.facts |= {
+                "buffers made": pool.made,
+                "buffers free": pool.free,
+                "pending": pool.pending,
+            }
     play.report.end = "closed"
 
 

@@ -181,7 +181,8 @@ class Receiver(PayloadReceiver[Any]):
         received.clear()
 
 
-def _socket(context: zmq.Context[Any], kind: int, address: str, bind: bool) -> zmq.Socket[bytes]:
+def _socket(play: Play, context: zmq.Context[Any], kind: int, address: str, bind: bool) -> zmq.Socket[bytes]:
+    """A socket with as little room as there can be; where it bound, it says."""
     socket = context.socket(kind)
     socket.linger = 0
     socket.sndhwm = socket.rcvhwm = 2
@@ -193,6 +194,7 @@ def _socket(context: zmq.Context[Any], kind: int, address: str, bind: bool) -> z
         while True:
             try:
                 socket.bind(address)
+                play.say("bound", socket.LAST_ENDPOINT.decode())
                 break
             except zmq.ZMQError:  # whoever was there before is not quite gone
                 assert time.monotonic() < give_up_at, f"{address} stays taken"
@@ -225,7 +227,7 @@ def payload_sender(
 ) -> None:
     """Sends copied and lent tensors, through pinned buffers if `staged`; `interrupts` cuts messages short."""
     context = zmq.Context()
-    sender = PayloadSender(_socket(context, zmq.PUSH, address, bind), free_limit=1)
+    sender = PayloadSender(_socket(play, context, zmq.PUSH, address, bind), free_limit=1)
     staging = HostStaging(CpuBackend(), max(PAYLOAD_SIZES) + 8, limit=2) if staged else None
 
     def send(index: int) -> None:
@@ -263,7 +265,7 @@ def payload_sender(
 def payload_receiver(play: Play, address: str, bind: bool, nap: float = 0.0) -> None:
     """Receives until told to stop and nothing more comes."""
     context = zmq.Context()
-    receiver = Receiver(_socket(context, zmq.PULL, address, bind))
+    receiver = Receiver(_socket(play, context, zmq.PULL, address, bind))
     give_up_at = time.monotonic() + GIVE_UP_S
     stop = False
     while True:
@@ -295,7 +297,10 @@ def payload_receiver(play: Play, address: str, bind: bool, nap: float = 0.0) -> 
 def payload_both(play: Play, address: str, sender_id: int, interrupts: bool = False) -> None:
     """Sender and receiver in one process, over inproc, where the receiver holds the sender's memory."""
     context = zmq.Context()
-    pull, push = _socket(context, zmq.PULL, address, True), _socket(context, zmq.PUSH, address, False)
+    pull, push = (
+        _socket(play, context, zmq.PULL, address, True),
+        _socket(play, context, zmq.PUSH, address, False),
+    )
     sender, receiver = PayloadSender(push, free_limit=1), Receiver(pull)
 
     def take(timeout: float) -> None:

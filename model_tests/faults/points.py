@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import re
+import secrets
 import sys
 import tempfile
 import time
@@ -125,16 +126,26 @@ def payload(
     run: Run, transport: str, bind: bool, nap: float = 0.0, interrupts: bool = False, staged: bool = False
 ) -> None:
     """A sender, that binds or connects, and a receiver, that rests for `nap` between two messages."""
-    address = f"ipc://{run.folder}/s" if transport == "ipc" else f"tcp://127.0.0.1:{_free_port()}"
-    to: dict[str, Any] = {"address": address, "bind": bind, "interrupts": interrupts, "staged": staged}
-    sender = run.start("s", "payload_sender", **to, sender_id=1)
-    receiver = run.start("r", "payload_receiver", address=address, bind=not bind, nap=nap)
+    # An address of the loopback network that nobody else uses: the port that the kernel gives to who binds there is
+    # free again for its heir, and is not taken by a connection of another process, or of a peer to itself.
+    address = f"ipc://{run.folder}/s" if transport == "ipc" else _loopback()
+    to: dict[str, Any] = {"bind": bind, "interrupts": interrupts, "staged": staged}
+    starts = [
+        partial(run.start, "s", "payload_sender", **to, sender_id=1),
+        partial(run.start, "r", "payload_receiver", bind=not bind, nap=nap),
+    ]
+    binds, connects = starts if bind else starts[::-1]
+    first = binds(address=address)
+    run.until(lambda: first.said("bound") or first.over)
+    address = first.said("bound")
+    connects(address=address)
+    sender, receiver = run.names["s"], run.names["r"]
     run.until(lambda: sender.over or sender.said("enough") or receiver.over)
     if run.dead("r"):
         run.rejoin("r", "receives", "payload_receiver", address=address, bind=not bind)
         run.until(lambda: sender.over or sender.said("enough"))
     if run.dead("s"):
-        run.rejoin("s", "enough", "payload_sender", **to, sender_id=2)
+        run.rejoin("s", "enough", "payload_sender", address=address, **to, sender_id=2)
     for role in "sr":
         there = [name for name in run.names if name.rstrip("+") == role]
         for name in there:
@@ -181,12 +192,8 @@ SCENARIOS: dict[str, tuple[Callable[..., None], dict[str, Any], Faults]] = {
 KINDS_OF = {"inproc": ("raise",)}
 
 
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _loopback() -> str:
+    return "tcp://127.{}.{}.{}:*".format(*(1 + secrets.randbelow(254) for _ in range(3)))
 
 
 # ------------------------------------------------------------------------------------------------------- the checks

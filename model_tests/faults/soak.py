@@ -31,18 +31,24 @@ STAY_S = 3.0
 """Seconds that a peer stays which comes and goes."""
 WARM_UP = 0.3
 """The part of a run that memory is given to reach its level."""
+STRETCHES = 20
+"""Into how many the rest is divided."""
 GROWTH = 256 << 10
 """Bytes a second by which memory may seem to grow: what it means is that it fits a day. Noise is above this in a run
 of seconds, so that the slope must also be twice its error."""
 
 
-def slope(samples: list[tuple[float, int]]) -> tuple[float, float]:
-    """Bytes a second by which memory grows after the warm-up, and the standard error of that."""
-    start, end = samples[0][0], samples[-1][0]
-    kept = np.array([s for s in samples if s[0] >= start + WARM_UP * (end - start)], float)
+def slope(samples: np.ndarray) -> tuple[float, float]:
+    """By how much a second the second column grows after the warm-up, and the standard error of that.
+
+    Taken over means of stretches: neighbouring samples of memory are alike, and would make the error seem small.
+    """
+    start, end = samples[0, 0], samples[-1, 0]
+    kept = samples[samples[:, 0] >= start + WARM_UP * (end - start)]
     if len(kept) < 4:
         return 0.0, float("inf")
-    t, y = kept[:, 0] - kept[:, 0].mean(), kept[:, 1] - kept[:, 1].mean()
+    means = np.array([part.mean(axis=0) for part in np.array_split(kept, min(STRETCHES, len(kept)))])
+    t, y = means[:, 0] - means[:, 0].mean(), means[:, 1] - means[:, 1].mean()
     rate = float((t @ y) / (t @ t))
     return rate, float(np.sqrt(((y - rate * t) ** 2).sum() / (len(t) - 2) / (t @ t)))
 
@@ -53,9 +59,9 @@ def summary(staying: dict[str, Actor], guests: list[Actor], seconds: float) -> d
     visits = [actor.report.facts for actor in guests if actor.report]
     received = [f for name, f in facts.items() if not name.startswith("sends")] + visits
     latencies = np.concatenate(
-        [np.zeros(0), *(f["latencies"] for f in received if len(f.get("latencies", [])))]
+        [np.zeros(0), *(f["latencies"] for f in (*facts.values(), *visits) if len(f.get("latencies", [])))]
     )
-    grows = {name: slope(f["memory"]) for name, f in facts.items() if f}
+    memory = {name: np.array(f["memory"], float) for name, f in facts.items() if f}
     return {
         "seconds": round(seconds, 1),
         "sent": sum(f.get("messages", 0) for name, f in facts.items() if name.startswith("sends")),
@@ -69,7 +75,19 @@ def summary(staying: dict[str, Actor], guests: list[Actor], seconds: float) -> d
             for q in (50, 99, 99.9, 100)
             if len(latencies)
         },
-        "memory growth kB/s": {name: [round(x / 1e3, 2) for x in found] for name, found in grows.items()},
+        "memory growth kB/s": {n: [round(x / 1e3, 2) for x in slope(m[:, :2])] for n, m in memory.items()},
+        "allocated growth kB/s": {
+            n: [round(x / 1e3, 2) for x in slope(m[:, ::2])] for n, m in memory.items()
+        },
+        "Python blocks growth 1/s": {n: [round(x, 2) for x in slope(m[:, ::3])] for n, m in memory.items()},
+        # Resident and allocated, at eleven moments from the first to the last.
+        "memory MB": {
+            n: [[round(x / 1e6) for x in m[at, 1:3]] for at in np.linspace(0, len(m) - 1, 11).astype(int)]
+            for n, m in memory.items()
+        },
+        "facts": {
+            n: {k: v for k, v in f.items() if k.startswith(("buffers", "pending"))} for n, f in facts.items()
+        },
         "left": sorted({what for a in [*staying.values(), *guests] if a.report for what in a.report.left}),
         "failed": [
             a.report.end for a in [*staying.values(), *guests] if a.report and "Traceback" in a.report.end
