@@ -13,8 +13,8 @@ import mmap
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ from quiesce.ring_wire import (
     opening,
 )
 from quiesce.ring_writer import BODY_WINDOW, LOAN_AT, RingWriter
-from quiesce.turns import Turns, abandon_at_exit
+from quiesce.turns import Taken, Turns, abandon_at_exit
 
 _log = logging.getLogger(__name__)
 
@@ -256,9 +256,11 @@ class BroadcastRing(RingWriter):
 
     def _abandon(self) -> None:
         """Without a word: readers find the writer dead, and what of this they have received is whole."""
-        with self._turn.taken(1.0):
-            self._closed = True
-            self._context.destroy(linger=0)
+        self._turn.take(1.0, self._destroy)
+
+    def _destroy(self) -> None:
+        self._closed = True
+        self._context.destroy(linger=0)
 
     def __enter__(self) -> BroadcastRing:
         return self
@@ -277,17 +279,18 @@ class BroadcastRing(RingWriter):
         self._waited = True
         super()._wait(deadline, peers)
 
-    @contextmanager
-    def _turns(self, timeout: float) -> Iterator[Deadline]:
+    def _turns(self, timeout: float) -> Taken[Deadline]:
         """One caller at a time, in the process that made the ring."""
         deadline = Deadline(timeout)
         if os.getpid() != self._pid:
             raise WrongProcess(
                 "the ring was made in another process; create one here, or attach by its handle"
             )
-        with self._turn.taken(timeout):
-            if self._closed:
-                raise Closed("the ring is closed")
-            self._complete()
-            self._waited = False
-            yield deadline
+        return self._turn.taken(timeout, partial(self._begin, deadline))
+
+    def _begin(self, deadline: Deadline) -> Deadline:
+        if self._closed:
+            raise Closed("the ring is closed")
+        self._complete()
+        self._waited = False
+        return deadline

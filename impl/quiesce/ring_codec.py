@@ -25,7 +25,14 @@ INLINE_BYTES = 1024
 _LONE = b"T"  # a pickle begins with 0x80
 Head = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
 """Element type, shape, strides and flags of a tensor."""
+_Bytes = tuple[torch.Tensor, torch.UntypedStorage, int, int]
+"""A tensor without gaps, its storage, how many bytes of it, and from where."""
 _PLAIN, _PARAMETER, _GRAD, _CONJ, _NEG = 0, 1, 2, 4, 8
+_NUMPYS = frozenset({
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32,
+    torch.float64, torch.complex64, torch.complex128,
+})  # fmt: skip
+"""The element types that numpy has."""
 
 
 def over(
@@ -55,7 +62,7 @@ class PickleCodec:
         """The pickle, then the out-of-band buffers, which are the caller's memory. Raises EncodeError."""
         if _is_plain(obj):
             head, bytes_at = _describe(obj)
-            return [_lone(*head), *([_flat(*bytes_at)] if bytes_at else [])]
+            return [_lone(*head), *([_flat(head, bytes_at)] if bytes_at else [])]
         buffers: list[Buffer] = []
 
         def beside(buffer: pickle.PickleBuffer) -> bool:
@@ -79,7 +86,10 @@ class PickleCodec:
         """The object, over the memory of the frames. Raises DecodeError."""
         try:
             if bytes(frames[0][:1]) == _LONE:
-                return _rebuild(_storage(frames[1]) if len(frames) > 1 else None, *_head_of(bytes(frames[0])))
+                head = _head_of(bytes(frames[0]))
+                if _is_usual(*head):
+                    return _usual(frames[1], *head[:2])
+                return _rebuild(frames[1] if len(frames) > 1 else None, *head)
             return pickle.loads(frames[0], buffers=frames[1:])
         except Exception as error:
             raise DecodeError(f"cannot load the pickle of a message: {error!r}") from error
@@ -89,7 +99,7 @@ class _Pickler(pickle.Pickler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # By address and length, so that tensors over the same bytes share one entry, hence one memory there.
-        self._flats: dict[tuple[int, int], _Flat] = {}
+        self._flats: dict[tuple[int, int], _Flat | bytearray] = {}
 
     def reducer_override(self, obj: Any) -> Any:
         if not _is_plain(obj):
@@ -97,12 +107,13 @@ class _Pickler(pickle.Pickler):
         head, bytes_at = _describe(obj)
         flat = None
         if bytes_at:
-            storage, nbytes, start = bytes_at
+            _, storage, nbytes, start = bytes_at
             key = storage.data_ptr() + start, nbytes
             flat = self._flats.get(key)
             if flat is None:
-                self._flats[key] = flat = _Flat(_flat(*bytes_at))
-        return _rebuild, (flat, *head)
+                array = _flat(head, bytes_at)
+                self._flats[key] = flat = bytearray(array) if nbytes < INLINE_BYTES else _Flat(array)
+        return (_usual, (flat, *head[:2])) if _is_usual(*head) else (_rebuild, (flat, *head))
 
 
 class _Flat:
@@ -114,7 +125,7 @@ class _Flat:
         self.array: Any = array
 
     def __reduce__(self) -> Any:
-        return _storage, (pickle.PickleBuffer(self.array),)
+        return _itself, (pickle.PickleBuffer(self.array),)
 
 
 def _is_plain(tensor: object) -> TypeGuard[torch.Tensor]:
@@ -130,8 +141,8 @@ def _is_plain(tensor: object) -> TypeGuard[torch.Tensor]:
     )
 
 
-def _describe(tensor: torch.Tensor) -> tuple[Head, tuple[torch.UntypedStorage, int, int] | None]:
-    """What makes the tensor again; and its storage, how many bytes of it, and from where, unless it has none."""
+def _describe(tensor: torch.Tensor) -> tuple[Head, _Bytes | None]:
+    """What makes the tensor again; and its bytes, unless it has none."""
     flags = _PARAMETER if type(tensor) is torch.nn.Parameter else _PLAIN
     if tensor.requires_grad:
         flags |= _GRAD
@@ -150,7 +161,7 @@ def _describe(tensor: torch.Tensor) -> tuple[Head, tuple[torch.UntypedStorage, i
         storage, start = tensor.untyped_storage(), int(tensor.storage_offset()) * size
         if storage.nbytes() < start + nbytes:
             raise EncodeError("a tensor has lost its storage, freed or shrunk; send it before that")
-        bytes_at = storage, nbytes, start
+        bytes_at = tensor, storage, nbytes, start
     return (tensor.dtype, tuple(tensor.shape), tensor.stride(), flags), bytes_at
 
 
@@ -160,13 +171,23 @@ def _lone(*head: Any) -> bytes:
     return _LONE + pickle.dumps(head, protocol=5)
 
 
+@functools.lru_cache(1024)
+def _is_usual(dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], flags: int) -> bool:
+    """Whether a tensor has nothing about it but bytes, dtype and shape."""
+    usual = flags == _PLAIN and (dtype in _NUMPYS or dtype is torch.bfloat16) and 0 not in shape
+    return usual and torch.empty(shape, device="meta").stride() == stride
+
+
 @functools.lru_cache(256)
 def _head_of(lone: bytes) -> Head:
     head: Head = pickle.loads(lone[1:])
     return head
 
 
-def _flat(storage: torch.UntypedStorage, nbytes: int, start: int) -> NDArray[np.uint8]:
+def _flat(head: Head, bytes_at: _Bytes) -> NDArray[np.uint8]:
+    tensor, storage, nbytes, start = bytes_at
+    if head[0] in _NUMPYS and _is_usual(*head):
+        return tensor.numpy().reshape(-1).view(np.uint8)
     array: NDArray[np.uint8] = over(storage, torch.uint8, (nbytes,), (1,), start).numpy()
     return array
 
@@ -178,20 +199,24 @@ def _span(tensor: torch.Tensor) -> int:
     return 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def _storage(buffer: Buffer) -> torch.UntypedStorage:
-    array = np.frombuffer(buffer, np.uint8)
-    return torch.from_numpy(array).untyped_storage()
+def _itself(buffer: Buffer) -> Buffer:
+    return buffer
+
+
+def _usual(buffer: Buffer, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    tensor = torch.frombuffer(buffer, dtype=dtype)
+    return tensor if len(shape) == 1 else tensor.view(shape)
 
 
 def _rebuild(
-    storage: torch.UntypedStorage | None,
+    buffer: Buffer | None,
     dtype: torch.dtype,
     shape: tuple[int, ...],
     stride: tuple[int, ...],
     flags: int,
 ) -> torch.Tensor:
-    if storage is None:
-        storage = torch.empty(0).untyped_storage()
+    array = np.frombuffer(b"" if buffer is None else buffer, np.uint8)
+    storage = torch.from_numpy(array).untyped_storage() if array.size else torch.empty(0).untyped_storage()
     tensor = over(storage, dtype, shape, stride)
     if flags & _CONJ:
         tensor = tensor.conj()

@@ -12,8 +12,7 @@ import struct
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -45,7 +44,7 @@ from quiesce.ring_wire import (
     unpack_head,
 )
 from quiesce.ring_writer import CLOSING, LEFT, SLOT
-from quiesce.turns import Turns
+from quiesce.turns import Taken, Turns
 
 LEASE_BYTES = 1 << 20
 """Buffers from this size on are received without copying, bytes; smaller ones are copied out."""
@@ -134,14 +133,16 @@ class RingReader:
         """
         if self._closed or os.getpid() != self._pid:
             return
-        with self._turn.taken(DEFAULT_TIMEOUT_S):
-            self._pay()
-            self._closed = True
-            if self._cursor is None:
-                self._say([BYE])
-            elif self._ended is None:
-                self._leave()
-            self._context.destroy(linger=int(1e3 * SLICE_S))
+        self._turn.take(DEFAULT_TIMEOUT_S, self._close)
+
+    def _close(self) -> None:
+        self._pay()
+        self._closed = True
+        if self._cursor is None:
+            self._say([BYE])
+        elif self._ended is None:
+            self._leave()
+        self._context.destroy(linger=int(1e3 * SLICE_S))
 
     def __enter__(self) -> RingReader:
         return self
@@ -357,19 +358,20 @@ class RingReader:
                 f"reader {self.rank} was told of message {due} and found {sequence}: the ring is broken"
             )
 
-    @contextmanager
-    def _turns(self, timeout: float) -> Iterator[Deadline]:
+    def _turns(self, timeout: float) -> Taken[Deadline]:
         deadline = Deadline(timeout)
         if os.getpid() != self._pid:
             raise WrongProcess(
                 "this reader was made in another process; attach one here by the ring's handle"
             )
-        with self._turn.taken(timeout):
-            if self._closed:
-                raise Closed("this reader is closed")
-            if self._ended:
-                raise _anew(self._ended)
-            yield deadline
+        return self._turn.taken(timeout, partial(self._begin, deadline))
+
+    def _begin(self, deadline: Deadline) -> Deadline:
+        if self._closed:
+            raise Closed("this reader is closed")
+        if self._ended:
+            raise _anew(self._ended)
+        return deadline
 
 
 class RemoteReader(RingReader):

@@ -147,8 +147,8 @@ def test_reader_killed(edge: str) -> None:
         victim = Child("read_all", handle, 0, 1 if most else 0, fault, False, START_S, most)
         other = Child("read_all", handle, 1, 0)
         try:
-            if edge.startswith("Join"):
-                assert victim.exit_code() == -signal.SIGKILL
+            if edge.startswith(("Join", "Sleep")):
+                # It dies before anything is published, and perhaps before the other one has come.
                 processes.until(lambda: _is_ready(ring) or ring._is_admitted(1))
             else:
                 ring.wait_until_ready(2 * START_S)
