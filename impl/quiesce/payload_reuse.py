@@ -307,9 +307,10 @@ class PayloadSender:
     def _part_refused(self, message: _Message) -> None:
         """P3: libzmq dropped what was begun, and the rest must not follow."""
         self._forget(message)
+        where = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         raise PeerDied(
-            f"message {message.number} was not delivered: the peer went away after {len(message.trackers)} of "
-            f"{len(message.frames)} frames; later messages are not affected"
+            f"message {message.number} was not delivered: its peer ({where}) went away after {len(message.trackers)} "
+            f"of {len(message.frames)} frames; later messages are not affected"
         )
 
     @action("Abort", _number)

@@ -75,6 +75,7 @@ class RingReader:
         self._spin = spin
         self._turn = Turns("this reader")
         self._nonce = os.urandom(16)
+        self._writer_name = f"process {handle.pid}"
         self._cursor: int | None = None
         self._ended: QuiesceError | None = None
         self._closed = False
@@ -227,9 +228,12 @@ class RingReader:
 
     @action("FindWriterDead", lambda self, result: {"r": self.rank})
     def _find_writer_dead(self) -> QuiesceError:
+        whole = "nothing"
+        if self._cursor is not None:
+            whole = f"everything up to message {self._cursor - bool(self._opened)}"
         self._ended = PeerDied(
-            "the writer has ended without closing the ring; what it posted up to the first body that was still "
-            "on its way was received, and the rest is lost"
+            f"the writer, {self._writer_name}, ended without closing the ring; reader {self.rank} received {whole}, "
+            "and what had not been sent by then is lost"
         )
         return _anew(self._ended)
 
@@ -384,6 +388,7 @@ class RemoteReader(RingReader):
             )
 
     def _connect(self, handle: RingHandle) -> None:
+        self._writer_name += f" at {handle.remote_endpoint}"
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 5 * HEARTBEAT_MS)
         # A connection that broke may have lost messages: it is not taken up again.

@@ -187,7 +187,8 @@ def validating(lengths: Sequence[int]) -> Iterator[dict[str, Any]]:
     for messages in lengths:
         with tempfile.TemporaryDirectory(prefix="quiesce_bench_") as folder:
             case = recorded(Path(folder), messages)
-        first, again = [], []
+        first: list[float] = []
+        again: list[float] = []
         for _ in range(3):
             _walks.clear()
             walk = case.walk(case.worlds[0])
