@@ -188,19 +188,22 @@ def payload_sender(play: Play, address: str, most: int = -1) -> None:
 
 
 def payload_receiver(play: Play, address: str) -> None:
+    """Told to leave, it does so with the next message; told to stop, when none comes any more."""
     measured, last, disorder = Measured(1), -1, 0
     with zmq.Context() as context, context.socket(zmq.PULL) as pull:
         pull.rcvhwm = 8
         pull.connect(address)
         with PayloadReceiver(pull) as receiver:
-            while True:
+            leaves = None
+            while leaves != "leave":
                 try:
                     message = receiver.receive(0.5).value
                 except errors.QuiesceTimeout:
                     measured.look()
-                    if play.told() == "stop":
+                    if (leaves := leaves or play.told()) == "stop":
                         break
                     continue
+                leaves = leaves or play.told()
                 disorder += message["number"] <= last
                 last = message["number"]
                 measured.count(message["numbers"].nbytes, is_wrong(message), message["at"])

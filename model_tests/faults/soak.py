@@ -80,9 +80,9 @@ def summary(staying: dict[str, Actor], guests: list[Actor], seconds: float) -> d
             n: [round(x / 1e3, 2) for x in slope(m[:, ::2])] for n, m in memory.items()
         },
         "Python blocks growth 1/s": {n: [round(x, 2) for x in slope(m[:, ::3])] for n, m in memory.items()},
-        # Resident and allocated, at eleven moments from the first to the last.
+        # Resident, allocated, and millions of Python's blocks, at eleven moments from the first to the last.
         "memory MB": {
-            n: [[round(x / 1e6) for x in m[at, 1:3]] for at in np.linspace(0, len(m) - 1, 11).astype(int)]
+            n: [[round(x / 1e6, 3) for x in m[at, 1:]] for at in np.linspace(0, len(m) - 1, 11).astype(int)]
             for n, m in memory.items()
         },
         "facts": {
@@ -157,7 +157,7 @@ def payload(seconds: float, folder: str, most: int = -1, **options: Any) -> dict
         if most < 0:
             come = lambda: Actor("load:payload_receiver", address=address)  # noqa: E731
             for guest in _visits(actors, seconds, come):
-                guest.tell("stop")
+                guest.tell("leave")
                 guests.append(guest)
             sender.tell("stop")
         until(actors, lambda: sender.over)
