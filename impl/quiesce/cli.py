@@ -54,6 +54,11 @@ def main() -> None:
     except QuiesceError as problem:
         complain(problem)
         raise SystemExit(CANNOT) from None
+    except OSError as problem:
+        if problem.filename is None:
+            raise
+        complain(f"{problem.filename}: {problem.strerror}")
+        raise SystemExit(CANNOT) from None
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 
+import typer
 from rich.console import Console
 
 HOLDS, FOUND, CANNOT, UNDETERMINED = range(4)
@@ -28,6 +30,19 @@ def complain(problem: object) -> None:
     """Say on standard error why nothing could be done."""
     console = Console(stderr=True, soft_wrap=True)
     console.print(f"quiesce: {problem}", style="red", markup=False, highlight=False)
+
+
+def writable(path: Path | None) -> Path | None:
+    """The callback of an option that names a file to write: refuses one that cannot be, before any work is done."""
+    if path is not None:
+        folder = path.parent
+        if path.is_dir():
+            raise typer.BadParameter(f"{path} is a folder; name a file")
+        if not folder.is_dir():
+            raise typer.BadParameter(f"there is no folder {folder} to write {path.name} into")
+        if not os.access(path if path.exists() else folder, os.W_OK):
+            raise typer.BadParameter(f"{path} cannot be written: permission denied")
+    return path
 
 
 def end_on_terminate() -> None:

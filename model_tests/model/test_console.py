@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -85,3 +86,26 @@ def test_the_shell_completes_mutants() -> None:
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     assert done.stdout.split() == ["last_frame_tracker"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["report", "-o", "{folder}/none/report.html"], "there is no folder"),
+        (["report", "-o", "{folder}"], "is a folder; name a file"),
+        (["report", "--results", "{folder}/none"], "does not exist"),
+        (["explain", "last_frame_tracker", "--html", "{folder}/none/page.html"], "there is no folder"),
+        (["bench", "plots", "{folder}/none.json"], "none.json: No such file or directory"),
+    ],
+)
+def test_a_file_that_cannot_be_read_or_written_is_named_before_any_work(
+    arguments: list[str], complaint: str, tmp_path: Path
+) -> None:
+    """Nothing is checked first: a check of all models would outlast the limit."""
+    command = [sys.executable, "-m", "quiesce.cli", *(item.format(folder=tmp_path) for item in arguments)]
+    environment = {**os.environ, "COLUMNS": "300", "NO_COLOR": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert done.returncode == CANNOT
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []

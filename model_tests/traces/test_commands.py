@@ -39,7 +39,7 @@ def test_a_program_is_recorded_and_judged(tmp_path: Path) -> None:
     assert traced.returncode == 7
     told = json.loads(traced.stdout)
     assert told == {"directory": str(run), "files": [str(path) for path in run.glob("*.jsonl")], "status": 7}
-    assert "1 processes recorded" in traced.stderr
+    assert "1 process recorded" in traced.stderr
     assert sum(e.get("name") == "SendPart" for e in json.loads(timeline.read_text())["traceEvents"]) == 5
     sound = quiesce("validate", run, "--tlc")
     assert sound.returncode == 0, sound.stderr
@@ -88,3 +88,9 @@ def test_what_cannot_run_says_so(arguments: list[str], complaint: str, tmp_path:
     )
     assert done.returncode == 2
     assert complaint in done.stderr
+
+
+def test_a_command_that_never_imports_quiesce_is_said_to_have_recorded_nothing(tmp_path: Path) -> None:
+    done = quiesce("trace", "-o", tmp_path / "run", "--", "true")
+    assert done.returncode == 0
+    assert "nothing was recorded: no process of true imported quiesce" in done.stderr

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
-from quiesce.console import complete_mutants, output
+from quiesce.console import complete_mutants, output, writable
 from quiesce.model import manifest as manifests
 from quiesce.model.checking import DEFAULT_TIMEOUT
 from quiesce.model.explaining import as_data
@@ -23,7 +23,8 @@ def explain(
     mutant: Annotated[str, typer.Argument(help="A mutant of the manifest.", autocompletion=complete_mutants)],
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     page: Annotated[
-        Path | None, typer.Option("--html", help="Write a page with the figure to this file.")
+        Path | None,
+        typer.Option("--html", help="Write a page with the figure to this file.", callback=writable),
     ] = None,
     changes: Annotated[bool, typer.Option("--changes", help="Show what each step changed.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds that TLC may look for it.")] = DEFAULT_TIMEOUT,

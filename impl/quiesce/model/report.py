@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from quiesce.console import FOUND, HOLDS
+from quiesce.console import FOUND, HOLDS, complete_models, writable
 from quiesce.model import command, paths, picture, state_picture
 from quiesce.model import manifest as manifests
 from quiesce.model.checking import DEFAULT_TIMEOUT
@@ -42,14 +42,22 @@ PAGES = (
 
 
 def report(
-    page: Annotated[Path, typer.Option("--output", "-o", help="Where to write the page.")] = Path(
-        "report.html"
-    ),
+    page: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to write the page.", callback=writable)
+    ] = Path("report.html"),
     results: Annotated[
-        Path | None, typer.Option(help="A folder of results that subcommands printed with --json.")
+        Path | None,
+        typer.Option(
+            help="A folder of results that subcommands printed with --json.", exists=True, file_okay=False
+        ),
     ] = None,
     names: Annotated[
-        list[str] | None, typer.Option("--model", help="Only this model and its mutants; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--model",
+            help="Only this model and its mutants, or this mutant; may be repeated.",
+            autocompletion=complete_models,
+        ),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="TLC processes at a time.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print what the page says, too, as JSON.")] = False,
@@ -87,8 +95,6 @@ def _checked(
 def _others(results: Path | None) -> Iterator[tuple[str, Any]]:
     if results is None:
         return
-    if not results.is_dir():
-        raise ModelError(f"{results} is no folder; give --results the folder with the JSON files")
     for path in sorted(results.glob("*.json")):
         if path.name != CHECK:
             yield path.stem, _read(path)

@@ -56,7 +56,10 @@ def trace(
         except OSError as error:
             raise ModelError(f"cannot run {command[0]}: {error.strerror}") from error
         files = len(list(directory.glob("*.jsonl")))
-        Console(stderr=True).print(f"quiesce: {files} processes recorded in {directory}", markup=False)
+        said = f"{files} process{'' if files == 1 else 'es'} recorded in {directory}"
+        if not files:
+            said = f"nothing was recorded: no process of {command[0]} imported quiesce"
+        Console(stderr=True, soft_wrap=True).print(f"quiesce: {said}", markup=False, highlight=False)
     if timeline:
         timeline.write_text(json.dumps(chrome(read(directory), beside)), encoding="utf-8")
     if as_json:
