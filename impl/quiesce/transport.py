@@ -74,7 +74,7 @@ class TorchHandle:
     def received(self) -> bool:
         """Over gloo, whether it was waited for; with NCCL never, since a send may end in a buffer."""
         # A send of NCCL may end in a buffer of the peer; one of gloo ends when the peer has received.
-        return self._blocks_host and not self._works and self._error is None
+        return self._blocks_host and not self._works  # a work that failed stays
 
     def wait(self, timeout: float) -> None:
         """Wait for every work: on the host over gloo, by ordering the current stream with NCCL.
