@@ -19,8 +19,11 @@ import os
 import select
 import struct
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
@@ -40,6 +43,11 @@ ENTRY_BYTES = LINE
 SLICE_S = 0.1
 """Seconds after which a sleeper looks whether the process it waits for still lives."""
 
+# Of control groups, version 2 and 1: where they are mounted, and the files that tell the limit and what is used of it.
+_LIMITS = {
+    "": ("", "memory.max", "memory.current"),
+    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+}
 # magic, version, ranks, slots, window, slot bytes, writer's pid, its start time, digest of the secret
 _HEADER = struct.Struct("<4sIIIIQQQ16s")
 
@@ -270,14 +278,37 @@ def _refuse_if_exhausted(error: OSError) -> None:
 
 
 def available_memory() -> int:
-    """Bytes that can be had without swapping or exceeding the control group; reserving more gets somebody killed."""
+    """Bytes that can be had without swapping or exceeding a control group; reserving more gets somebody killed."""
     with open("/proc/meminfo") as info:
         free = next(int(line.split()[1]) << 10 for line in info if line.startswith("MemAvailable"))
-    try:
-        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as used:
-            return min(free, int(limit.read()) - int(used.read()))
-    except (OSError, ValueError):
-        return free  # no control group, or no limit
+    return min([free, *_left_in_control_groups()])
+
+
+def _left_in_control_groups() -> Iterator[int]:
+    """What the group of this process and those above it leave, in bytes; nothing where there is no limit."""
+    groups = Path("/proc/self/cgroup")
+    for line in groups.read_text().splitlines() if groups.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in _LIMITS:
+            continue
+        mounted, limit, usage = _LIMITS[controllers]
+        root = Path("/sys/fs/cgroup", mounted)
+        own = root / path.lstrip("/")
+        for group in (own, *own.parents):
+            # No such file at the root, or in a container that does not see its own path; "max" is no number.
+            with suppress(OSError, ValueError):
+                left = int((group / limit).read_text()) - int((group / usage).read_text())
+                yield left + _cached(group / "memory.stat")
+            if group == root:
+                break
+
+
+def _cached(stat: Path) -> int:
+    """Bytes of a group that are copies of files, which the kernel drops when the group needs memory."""
+    found = dict(line.split() for line in stat.read_text().splitlines())
+    return sum(
+        int(found.get(f"total_{name}", found.get(name, 0))) for name in ("active_file", "inactive_file")
+    )
 
 
 SHORT_BYTES = 1 << 16

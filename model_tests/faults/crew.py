@@ -238,9 +238,9 @@ def stage() -> Iterator[list[Actor]]:
             actor.end()
 
 
-def until(actors: list[Actor], condition: Callable[[], Any]) -> Any:
-    """Listen to all of them until something holds; AssertionError, with where each stands, if it never does."""
-    give_up_at = time.monotonic() + GIVE_UP_S
+def until(actors: list[Actor], condition: Callable[[], Any], limit: float = GIVE_UP_S) -> Any:
+    """Listen to all of them until something holds; AssertionError, with where each stands, after `limit` seconds."""
+    give_up_at = time.monotonic() + limit
     while True:
         for actor in actors:
             actor.listen()

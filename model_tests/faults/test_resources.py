@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import zmq
-from model_tests.faults.crew import Actor, belongings, until
+from model_tests.conftest import PROFILE
+from model_tests.faults.crew import GIVE_UP_S, Actor, belongings, until
+from model_tests.faults.parts import check, content
 
 from quiesce import errors
 from quiesce.broadcast_ring import BroadcastRing
@@ -26,11 +30,11 @@ MIB = 1 << 20
 CLONE_NEWNS, MS_REC_PRIVATE = 0x20000, (1 << 14) | (1 << 18)
 
 
-def forked(call: Callable[..., str], *arguments: Any) -> str:
-    """What a function says in a process of its own, which has everything imported."""
+def forked(call: Callable[..., str], *arguments: Any, limit: float = GIVE_UP_S) -> str:
+    """What a function says, within `limit` seconds, in a process of its own, which has everything imported."""
     actor = Actor("tell", call=call, arguments=arguments)
     try:
-        until([actor], lambda: actor.over)
+        until([actor], lambda: actor.over, limit)
         assert actor.report is not None, f"the process ended with {actor.process.exitcode}"
         assert "Traceback" not in actor.report.end, actor.report.end
         return actor.report.end
@@ -109,6 +113,55 @@ def test_out_of_address_space() -> None:
         assert "cannot attach" in forked(with_address_space, ring.handle.to_json(), 32 * MIB)
 
 
+@contextmanager
+def control_group(limit: int) -> Iterator[Path]:
+    """A control group of `limit` bytes of memory below the one of this process; skips where none can be made."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        root, name = {
+            "memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            "": ("/sys/fs/cgroup", "memory.max"),
+        }.get(controllers, ("", ""))
+        group = Path(root, path.lstrip("/"), f"quiesce-{os.getpid()}")
+        if not root or not (group.parent / "cgroup.procs").exists():
+            continue
+        with suppress(OSError):
+            group.mkdir()
+            try:
+                (group / name).write_text(str(limit))
+                yield group
+                return
+            finally:
+                group.rmdir()
+    pytest.skip("this process may not make a control group with a limit of memory")
+
+
+def in_a_control_group(group: Path, address: str) -> str:
+    """What does not fit is refused, what fits works, and a sender whose peer stands still stays within the limit."""
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    try:
+        BroadcastRing(1, slots=4, slot_bytes=64 * MIB)
+        return "a ring was made that does not fit"
+    except errors.ResourceExhausted as error:
+        refusal = str(error)
+    exchange()
+    taken, _, grown = sending_to_nobody(address, 4).split()
+    return f"{refusal}; {taken} messages, {int(grown) >> 20} MiB"
+
+
+def test_a_limit_of_a_control_group(tmp_path: Path) -> None:
+    """What would exceed it is refused beforehand: nobody is killed for it."""
+    with (
+        zmq.Context() as context,
+        context.socket(zmq.PULL) as pull,
+        control_group(128 * MIB) as group,
+    ):
+        pull.rcvhwm = 1
+        pull.bind(f"ipc://{tmp_path}/s")
+        said = forked(in_a_control_group, group, pull.LAST_ENDPOINT.decode())
+        assert "cannot reserve" in said, said
+
+
 # ------------------------------------------------------------------------------------- a slow consumer, and no consumer
 
 
@@ -153,6 +206,66 @@ def test_a_consumer_that_stands_still(tmp_path: Path, transport: str) -> None:
     assert 4 <= taken <= 4 + 1 + 8
     assert pending <= taken
     assert grown <= (taken + 4) * MIB + 32 * MIB
+
+
+def taking_slowly(address: str, nap: float) -> str:
+    """Take and check messages, with a rest before each, until none comes for 2 seconds."""
+    count = 0
+    with zmq.Context() as context, context.socket(zmq.PULL) as pull:
+        pull.rcvhwm = 1
+        pull.rcvbuf = 64 << 10
+        pull.bind(address)
+        with PayloadReceiver(pull) as receiver, suppress(errors.QuiesceTimeout):
+            while True:
+                check(receiver.receive(2.0 if count else 30.0).value)
+                count += 1
+                time.sleep(nap)
+    return str(count)
+
+
+def sending_all_it_can(address: str, seconds: float) -> str:
+    """Send 1 MiB messages for so long, every second one lent: figures of it as JSON."""
+    with zmq.Context() as context, context.socket(zmq.PUSH) as push:
+        push.sndhwm = 4
+        push.sndbuf = 64 << 10
+        push.connect(address)
+        with PayloadSender(push) as sender:
+            end, sent, refused, most = time.monotonic() + seconds, 0, 0, 0
+            first = level = 0
+            while time.monotonic() < end:
+                message = content(1, sent, MIB)
+                try:
+                    (sender.lend if sent % 2 else sender.send)(message, timeout=0.01)
+                    sent += 1
+                except errors.QuiesceTimeout:
+                    refused += 1
+                most = max(most, sender.counters().in_flight)
+                if sent == 40:
+                    first = first or rss()
+                level = max(level, rss())
+            made = sender.pool.made
+            sender.close(20.0)
+    return json.dumps({"sent": sent, "refused": refused, "most": most, "made": made, "grown": level - first})
+
+
+def test_a_slow_consumer(tmp_path: Path) -> None:
+    """However long it goes on, the sender holds what its socket may hold, and the caller sees that it is refused."""
+    address = f"ipc://{tmp_path}/s"
+    consumer = Actor("tell", call=taking_slowly, arguments=(address, 0.02))
+    try:
+        seconds = {"dev": 3.0, "ci": 6.0}.get(PROFILE, 180.0)
+        figures = json.loads(forked(sending_all_it_can, address, seconds, limit=seconds + 60))
+        until([consumer], lambda: consumer.over)
+        assert consumer.report is not None
+        assert consumer.report.end == str(figures["sent"])
+    finally:
+        consumer.end()
+    assert figures["sent"] > 40, figures
+    assert figures["refused"] > 0, figures
+    # Its own mark of 4, one in libzmq's engine, and one that is being sent; a lent one counts with its payload.
+    assert figures["made"] <= 6, figures
+    assert figures["most"] <= 2 * 6, figures
+    assert figures["grown"] <= 16 * MIB, figures
 
 
 def test_a_reader_that_stands_still_holds_the_writer_within_its_window() -> None:
