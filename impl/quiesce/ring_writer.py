@@ -270,7 +270,11 @@ class RingWriter:
             )
             if plan is not None:
                 return slot, plan
-        return None, _place(sizes, [(0, size)], [None] * len(sizes))
+        at, places = 0, []
+        for nbytes in sizes:
+            places.append(at)
+            at = round_up(at + nbytes, LINE)
+        return None, places if places[-1] + sizes[-1] <= size else None
 
     def _loans_in(self, frames: list[Buffer]) -> Iterator[tuple[int, int]]:
         loans = {slot: nbytes for slot, (nbytes, _) in self._loaned.items() if slot in self._held}
