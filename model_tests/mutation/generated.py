@@ -1,14 +1,15 @@
 """Mutants of the protocol modules, made by cosmic-ray, against the tests: `python -m model_tests.mutation.generated`.
 
-The modules are mutated in a temporary copy of the checkout, never in place; each mutant is run against the tests of its
-protocol, up to the first that fails. Needs the extra `quiesce[mutation]`.
+The modules are mutated in a temporary copy of the checkout, never in place. A mutant meets the tests that run its line,
+the quickest first, up to the first that fails; tests between processes, of which nobody knows the lines, come last.
+Needs the extra `quiesce[mutation]`.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
+import hashlib
 import json
 import os
 import random
@@ -19,47 +20,65 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import chain, zip_longest
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Literal
+from types import TracebackType
+from typing import Any, Literal
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parent.parent.parent
 PAYLOAD = (
-    "mutation/test_survivors.py", "payload_reuse/test_lifecycle.py", "payload_reuse/test_receiver.py",
+    "payload_reuse/test_survivors.py", "payload_reuse/test_lifecycle.py", "payload_reuse/test_receiver.py",
     "payload_reuse/test_edges.py", "payload_reuse/test_borrowing.py", "payload_reuse/test_faults.py",
-    "payload_reuse/test_lockstep.py::test_the_sender_keeps_step",
 )  # fmt: skip
 RING = (
-    "broadcast_ring/test_objects.py", "broadcast_ring/test_progress.py", "broadcast_ring/test_counters.py",
-    "broadcast_ring/test_lockstep.py", "broadcast_ring/test_processes.py",
+    "broadcast_ring/test_survivors.py", "broadcast_ring/test_objects.py", "broadcast_ring/test_progress.py",
+    "broadcast_ring/test_counters.py",
 )  # fmt: skip
-STAGE = (
-    "stage_handoff/test_link.py", "stage_handoff/test_schedules.py",
-    "stage_handoff/test_lockstep.py::test_the_link_keeps_step",
-)  # fmt: skip
-STAGING = (
-    "stage_handoff/test_schedules.py",
-    "stage_handoff/test_lockstep.py::test_staging_and_specification_agree",
-)
+STAGE = ("stage_handoff/test_survivors.py", "stage_handoff/test_link.py", "stage_handoff/test_schedules.py")
 TESTS: dict[str, tuple[str, ...]] = {
     "payload_reuse": PAYLOAD,
     "payload_receiver": PAYLOAD,
     "lifecycle": PAYLOAD,
+    "turns": (*PAYLOAD, "broadcast_ring/test_survivors.py", "broadcast_ring/test_progress.py"),
     "broadcast_ring": RING,
     "ring_writer": RING,
     "ring_reader": RING,
     "ring_memory": RING,
     "stage_handoff": STAGE,
-    "host_staging": STAGING,
+    "transport": ("stage_handoff/test_transport.py",),
+    "host_staging": ("stage_handoff/test_schedules.py",),
 }
 """The protocol modules, and the tests that have to notice when one is mutated."""
+LONG: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("payload_reuse", "payload_receiver", "lifecycle", "turns"),
+        ("payload_reuse/test_lockstep.py::test_the_sender_keeps_step",),
+    ),
+    **dict.fromkeys(
+        ("broadcast_ring", "ring_writer", "ring_reader", "ring_memory"),
+        (
+            "broadcast_ring/test_lockstep.py",
+            "broadcast_ring/test_processes.py::test_late_reader_starts_with_the_next_message",
+            "broadcast_ring/test_processes.py::test_every_reader_sees_the_sequence",
+        ),
+    ),
+    "stage_handoff": ("stage_handoff/test_lockstep.py::test_the_link_keeps_step",),
+    "transport": ("stage_handoff/test_gloo.py::test_a_dead_peer_ends_the_link",),
+    "host_staging": ("stage_handoff/test_lockstep.py::test_staging_and_specification_agree",),
+}
+"""Tests that take long, and those whose lines are not known, since they run a module in processes of their own."""
 EXPRESSIONS = ("expr", "xor_expr", "and_expr", "shift_expr", "arith_expr", "term", "power")
 """What a binary operator stands in, as parso calls it."""
-TIMEOUT_S = 180.0
-"""Seconds that the tests of a mutant may take. Without an answer by then it may hang, or the machine may be busy."""
+LEAST_S, TIMES = 10.0, 20.0
+"""What a test may take: so many seconds at least, and so many times what it takes with no mutation."""
 
 
 @dataclass(frozen=True)
@@ -75,20 +94,22 @@ class Mutation:
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of a mutant; `by` is the test that failed, `changed` the line as it was and as it became."""
+    """What became of a mutant: `by` is the test that failed, `changed` the line as it was and as it became."""
 
     mutation: Mutation
-    fate: Literal["killed", "survived", "no answer"]
+    fate: Literal["caught", "hung", "survived", "equivalent"]
     changed: str
-    by: str = ""
+    by: str
+    why: str
+    seconds: float
 
 
-def mutations(module: str) -> list[Mutation]:
+def mutations(module: str, root: Path = ROOT) -> list[Mutation]:
     """All mutants of a module, but for those of annotations, which nothing evaluates."""
     from cosmic_ray.ast import ast_nodes, get_ast
     from cosmic_ray.plugins import get_operator, operator_names
 
-    source = _source(module).read_text(encoding="utf-8")
+    source = _source(module, root).read_text(encoding="utf-8")
     lines = source.splitlines()
     idle = list(_annotations(source))
     nodes = list(ast_nodes(get_ast(source)))
@@ -120,24 +141,44 @@ def _annotations(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]
                 )
 
 
-def _source(module: str, root: Path = ROOT) -> Path:
+def _source(module: str, root: Path) -> Path:
     return root / "impl" / "quiesce" / f"{module}.py"
 
 
-def mutated(mutation: Mutation) -> str:
+def mutated(mutation: Mutation, root: Path = ROOT) -> str:
     """The source of the module with the change made."""
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator
 
-    source = _source(mutation.module).read_text(encoding="utf-8")
+    source = _source(mutation.module, root).read_text(encoding="utf-8")
     changed = mutate_code(source, get_operator(mutation.operator)(), mutation.occurrence)
     assert isinstance(changed, str)
     return changed
 
 
-def _difference(before: str, after: str) -> str:
-    old, new = before.splitlines(), after.splitlines()
-    for one, other in zip(old, new, strict=False):
+def in_turn(modules: Sequence[str], seed: int, root: Path = ROOT) -> list[Mutation]:
+    """All mutants, one of each module after the other, each module's in an order that the seed gives.
+
+    However many are tried, they are spread evenly over the modules, and over each module.
+    """
+    orders = []
+    for module in modules:
+        found = mutations(module, root)
+        random.Random(f"{seed} {module}").shuffle(found)
+        orders.append(found)
+    return [mutation for turn in zip_longest(*orders) for mutation in turn if mutation]
+
+
+def equivalents() -> dict[tuple[str, str], str]:
+    """Why a mutant that survives differs in nothing that is promised, by module and change."""
+    path = Path(__file__).parent / "reasons.toml"
+    entries = tomllib.loads(path.read_text(encoding="utf-8")).get("equivalent", [])
+    return {(entry["module"], change): entry["reason"] for entry in entries for change in entry["changes"]}
+
+
+def difference(before: str, after: str) -> str:
+    """The first line that differs, as it was and as it became."""
+    for one, other in zip(before.splitlines(), after.splitlines(), strict=False):
         if one != other:
             return f"{one.strip()}  ->  {other.strip()}"
     return "lines at the end differ"
@@ -146,137 +187,207 @@ def _difference(before: str, after: str) -> str:
 class Copy:
     """A copy of the checkout in a temporary folder, in which one module at a time is another."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kept: Path | None) -> None:
         self.folder = folder
+        self._kept = kept
         for name in ("impl", "spec", "model_tests"):
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", folder)
-
-    def run(self, module: str, source: str | None, timeout: float) -> tuple[int | None, str]:
-        """Run the tests with this source of the module: the exit status, None if they hang; what failed."""
-        path = _source(module, self.folder)
-        original = path.read_text(encoding="utf-8")
-        if source is not None:
-            path.write_text(source, encoding="utf-8")
-        try:
-            return self._pytest(TESTS[module], timeout)
-        finally:
-            path.write_text(original, encoding="utf-8")
-
-    def _pytest(self, tests: tuple[str, ...], timeout: float) -> tuple[int | None, str]:
+        self._shipped = {path: path.read_bytes() for path in sorted((folder / "impl").rglob("*.py"))}
+        self._known: dict[str, Any] = json.loads(kept.read_text()) if kept and kept.exists() else {}
         # A mutant of the same size within the same second would find the byte code of the one before.
         environment = {
             **os.environ,
-            "PYTHONPATH": str(self.folder / "impl"),
+            "PYTHONPATH": os.pathsep.join((str(folder / "impl"), str(folder))),
             "PYTHONDONTWRITEBYTECODE": "1",
             "QUIESCE_PROFILE": "dev",
-            "HYPOTHESIS_STORAGE_DIRECTORY": str(self.folder / ".hypothesis"),
-            "COLUMNS": "250",
+            "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / ".hypothesis"),
         }
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "-rf",
-            "-p",
-            "no:cacheprovider",
-            "--timeout",
-            "60",
-        ]
-        with tempfile.TemporaryFile("w+") as told:
-            process = subprocess.Popen(
-                [*command, *(f"model_tests/{test}" for test in tests)],
-                cwd=self.folder,
-                env=environment,
-                stdout=told,
-                stderr=told,
-                start_new_session=True,
+        self._warm = subprocess.Popen(
+            [sys.executable, "-m", "model_tests.mutation.warm"],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Copy:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._warm.terminate()  # it ends the tests that it runs
+        try:
+            self._warm.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._warm.kill()
+            self._warm.communicate()
+
+    def run(
+        self, tests: list[str], limits: dict[str, float], seconds: float, cover: str = ""
+    ) -> dict[str, Any]:
+        """Run tests in the copy as it is: a `warm.Report` as a dict."""
+        assert self._warm.stdin
+        assert self._warm.stdout
+        job = {"tests": tests, "limits": limits, "seconds": seconds, "cover": cover}
+        self._warm.stdin.write(json.dumps(job) + "\n")
+        self._warm.stdin.flush()
+        answer = self._warm.stdout.readline()
+        if not answer:
+            raise RuntimeError("the process that runs the tests has ended; run it by hand to see why")
+        report: dict[str, Any] = json.loads(answer)
+        return report
+
+    @cached_property
+    def _digest(self) -> str:
+        return hashlib.sha256(b"".join(self._shipped.values())).hexdigest()
+
+    def shipped(self, tests: str) -> dict[str, Any]:
+        """What tests do with no mutation: the seconds of each, and which run a line. Kept from one start to the next.
+
+        Raises `RuntimeError` if they fail.
+        """
+        file = self.folder / "model_tests" / tests.partition("::")[0]
+        digest = hashlib.sha256(self._digest.encode() + file.read_bytes()).hexdigest()
+        if self._known.get(tests, {}).get("digest") != digest:
+            found = self.run([f"model_tests/{tests}"], {}, 250.0, str(self.folder / "impl" / "quiesce"))
+            if found["status"] != 0:
+                raise RuntimeError(f"the tests do not pass as they are: {found['failed']}: {found['why']}")
+            lines = {Path(name).stem: ran for name, ran in found["lines"].items()}
+            self._known[tests] = {"digest": digest, "seconds": found["seconds"], "lines": lines}
+            if self._kept:
+                self._kept.write_text(json.dumps(self._known))
+        known: dict[str, Any] = self._known[tests]
+        return known
+
+    def chosen(self, mutation: Mutation, quick: bool) -> dict[str, float]:
+        """The tests for a mutant, in their order, with the seconds they take."""
+        path = _source(mutation.module, self.folder)
+        first, last = _statement(self._shipped[path].decode(), mutation.line)
+        here: dict[str, float] = {}
+        others: dict[str, float] = {}
+        for tests in TESTS[mutation.module]:
+            known = self.shipped(tests)
+            ran = known["lines"].get(mutation.module, {})
+            running = set(chain.from_iterable(ran.get(str(line), []) for line in range(first, last + 1)))
+            for test, seconds in known["seconds"].items():
+                # What runs when the module is imported matters to every test.
+                if test in running:
+                    here[test] = seconds
+                elif "" in running:
+                    others[test] = seconds
+        by_time = [dict(sorted(some.items(), key=lambda item: item[1])) for some in (here, others)]
+        long = [] if quick else [self.shipped(tests)["seconds"] for tests in LONG[mutation.module]]
+        return {test: seconds for some in (*by_time, *long) for test, seconds in some.items()}
+
+    def attempt(self, mutation: Mutation, quick: bool) -> Trial:
+        """Run the tests for a mutant, up to the first that fails; those that are long too, unless it is to be quick."""
+        begun = time.monotonic()
+        tests = self.chosen(mutation, quick)
+        path = _source(mutation.module, self.folder)
+        source = mutated(mutation, self.folder)
+        path.write_text(source, encoding="utf-8")
+        try:
+            limits = {test: max(LEAST_S, TIMES * seconds) for test, seconds in tests.items()}
+            most = max(limits.values(), default=0.0) + LEAST_S + TIMES * sum(tests.values())
+            found = (
+                self.run(list(tests), limits, most)
+                if tests
+                else {"status": 0, "failed": "", "why": "no test"}
             )
-            try:
-                status: int | None = process.wait(timeout)
-            except subprocess.TimeoutExpired:
-                status = None
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-            told.seek(0)
-            lines = told.read().splitlines()
-        failed = next((line for line in lines if line.startswith(("FAILED", "ERROR"))), "")
-        return status, failed.partition(" - ")[0].rpartition("/")[2]
+        finally:
+            path.write_bytes(self._shipped[path])
+        changed = difference(self._shipped[path].decode(), source)
+        fate: Literal["caught", "hung", "survived", "equivalent"] = "caught"
+        if found["status"] is None or found["why"].startswith("Failed: Timeout"):
+            fate = "hung"
+        elif found["status"] == 0:
+            fate = "equivalent" if (mutation.module, changed) in equivalents() else "survived"
+        by = found["failed"].rpartition("/")[2]
+        return Trial(mutation, fate, changed, by, found["why"], round(time.monotonic() - begun, 2))
 
 
-def run(
-    chosen: list[Mutation], jobs: int = 1, timeout: float = TIMEOUT_S, until: float = float("inf")
-) -> Iterator[Trial]:
-    """Try mutants, `jobs` at a time, none begun after `until` (monotonic seconds).
+def _statement(source: str, line: int) -> tuple[int, int]:
+    """The first and the last line of the innermost statement around a line; of a compound one, its head."""
+    best = line, line
+    width = float("inf")
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.stmt):
+            continue
+        first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+        body = getattr(node, "body", None)
+        last = max(body[0].lineno - 1, node.lineno) if body else node.end_lineno
+        assert last is not None
+        if first <= line <= last and last - first < width:
+            best, width = (first, last), last - first
+    return best
 
-    Raises `RuntimeError` if the tests of a module fail without any mutation.
-    """
-    with tempfile.TemporaryDirectory(prefix="quiesce-mutants-") as directory:
-        copies: SimpleQueue[Copy] = SimpleQueue()
-        for number in range(jobs):
-            copies.put(Copy(Path(directory, str(number))))
 
-        def sound(tests: tuple[str, ...]) -> None:
-            copy = copies.get()
-            try:
-                status, failed = copy._pytest(tests, timeout)
-            finally:
-                copies.put(copy)
-            if status != 0:
-                raise RuntimeError(f"the tests do not pass as they are ({status}): {failed}")
-
-        def tried(mutation: Mutation) -> Trial | None:
-            if time.monotonic() > until:
-                return None
-            copy = copies.get()
-            try:
-                source = mutated(mutation)
-                status, by = copy.run(mutation.module, source, timeout)
-            finally:
-                copies.put(copy)
-            original = _source(mutation.module).read_text(encoding="utf-8")
-            fate: Literal["killed", "survived", "no answer"] = "survived" if status == 0 else "killed"
-            return Trial(mutation, "no answer" if status is None else fate, _difference(original, source), by)
-
-        with ThreadPoolExecutor(jobs) as pool:
-            for _ in pool.map(sound, {TESTS[mutation.module] for mutation in chosen}):
-                pass
-            yield from filter(None, pool.map(tried, chosen))
+def score(trials: Sequence[Trial]) -> str:
+    """How many mutants of each module were tried, and what became of them, as a table."""
+    lines = [
+        "| module | tried | caught | of which by its time limit | equivalent | survived |",
+        "|---|---|---|---|---|---|",
+    ]
+    for module in [*TESTS, "all"]:
+        fates = Counter(t.fate for t in trials if module in (t.mutation.module, "all"))
+        if total := fates.total():
+            caught = fates["caught"] + fates["hung"]
+            lines.append(
+                f"| `{module}` | {total} | {caught} | {fates['hung']} | {fates['equivalent']} | {fates['survived']} |"
+            )
+    return "\n".join(lines)
 
 
 def main() -> None:
-    """Try a sample, or all; print each trial, and the score."""
+    """Try mutants until there are no more, or no more time; print each trial, and the score."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("modules", nargs="*", metavar="MODULE", help="all, if none is named")
     parser.add_argument("--sample", type=int, help="so many mutants, spread over the modules")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds for the tests of a mutant")
     parser.add_argument(
         "--seconds", type=float, default=float("inf"), help="begin no mutant after so many seconds"
     )
-    parser.add_argument("--json", type=Path, help="append the trials to this file, one a line")
-    options = parser.parse_args()
-    chosen = [mutation for module in options.modules or TESTS for mutation in mutations(module)]
-    every = len(chosen)
-    if options.sample is not None and options.sample < every:
-        chosen = random.Random(options.seed).sample(chosen, options.sample)
-    trials = []
-    for trial in run(chosen, options.jobs, options.timeout, time.monotonic() + options.seconds):
-        trials.append(trial)
-        where = f"{trial.mutation.module}.py:{trial.mutation.line}"
-        print(f"{trial.fate:<10}{where} {trial.changed}  [{trial.by}]", flush=True)
-        if options.json:
-            with options.json.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(trial)) + "\n")
-    counts = Counter(trial.fate for trial in trials)
-    print(
-        f"{len(trials)} of {every} tried: " + ", ".join(f"{count} {fate}" for fate, count in counts.items())
+    parser.add_argument(
+        "--json",
+        type=Path,
+        help="append the trials to this file, one a line; those that it has are not tried again",
     )
+    parser.add_argument("--again", action="store_true", help="try those of the file that survived once more")
+    parser.add_argument("--quick", action="store_true", help="leave out the tests that take long")
+    options = parser.parse_args()
+    until = time.monotonic() + options.seconds
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left behind
+    had: dict[Mutation, Trial] = {}
+    if options.json and options.json.exists():
+        for line in options.json.read_text(encoding="utf-8").splitlines():
+            entry = json.loads(line)
+            mutation = Mutation(**entry.pop("mutation"))
+            had[mutation] = Trial(mutation, **entry)
+    kept = options.json.with_suffix(".tests.json") if options.json else None
+    with (
+        tempfile.TemporaryDirectory(prefix="quiesce-mutants-") as directory,
+        Copy(Path(directory), kept) as copy,
+    ):
+        chosen = in_turn(options.modules or list(TESTS), options.seed, copy.folder)[: options.sample]
+        trials = {mutation: had[mutation] for mutation in chosen if mutation in had}
+        again = {mutation for mutation, trial in trials.items() if options.again and trial.fate == "survived"}
+        for mutation in chosen:
+            if time.monotonic() > until:
+                break
+            if mutation in trials and mutation not in again:
+                continue
+            trial = trials[mutation] = copy.attempt(mutation, options.quick)
+            where = f"{mutation.module}.py:{mutation.line}"
+            print(
+                f"{trial.fate:<10} {trial.seconds:6.1f} s {where} {trial.changed}  [{trial.by}]", flush=True
+            )
+            if options.json:
+                with options.json.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(trial)) + "\n")
+    print(score(list(trials.values())))
 
 
 if __name__ == "__main__":

@@ -219,7 +219,8 @@ def test_what_torch_distributed_lacks_is_said(beside: Peer, monkeypatch: pytest.
         TorchTransport()
     beside(lambda: None)
     device = object()
-    monkeypatch.setattr(dist, "get_backend", lambda group=None: "nccl" if group is device else "gloo")
+    # Strings of their own, as those that come from C++ are.
+    monkeypatch.setattr(dist, "get_backend", lambda group=None: "".join("nccl" if group is device else "gloo"))
     assert not TorchTransport(device)._blocks_host
     assert TorchTransport()._blocks_host
     with pytest.raises(QuiesceError, match="metadata_group"):

@@ -1,0 +1,87 @@
+"""Mutants made by machine that the other tests did not notice, and what is now asked so that they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zmq
+import zmq.asyncio
+from model_tests.payload_reuse.watched import Watched, joined
+
+from quiesce.errors import QuiesceTimeout
+from quiesce.lifecycle import Loan
+from quiesce.payload_receiver import AsyncPayloadReceiver, PayloadReceiver
+from quiesce.payload_reuse import PayloadBuffer, PayloadSender
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[Any]]:
+    context = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that stands still; how long was slept."""
+    slept: list[float] = []
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    monkeypatch.setattr("time.sleep", slept.append)
+    return slept
+
+
+def test_a_buffer_counts_the_bytes_of_payload_and_body() -> None:
+    """Bits that both sizes have in common are counted twice: the sum, not what another operator makes of it."""
+    buffer = PayloadBuffer()
+    buffer.payload = bytearray(96)
+    buffer.body = bytearray(96)
+    assert len(buffer) == 192
+
+
+def test_no_time_to_wait_is_no_waiting(context: zmq.Context[Any], stopped: list[float]) -> None:
+    """A deadline that is now has passed."""
+    push = context.socket(zmq.PUSH, socket_class=Watched)
+    push.bind("inproc://nobody")
+    _, pull = joined(context)
+    sender, receiver = PayloadSender(push), PayloadReceiver(pull)
+    with pytest.raises(QuiesceTimeout):
+        sender.send(1, timeout=0)
+    with pytest.raises(QuiesceTimeout):
+        receiver.receive(0)
+    assert push.polls == pull.polls == []
+    loan = Loan("memory")
+    loan.add(type("Never", (), {"done": False})(), None)
+    with pytest.raises(QuiesceTimeout):
+        loan.wait(0)
+    assert stopped == []
+    receiver.close()
+    push.close(linger=0)
+
+
+class Awake(zmq.asyncio.Socket):
+    """Says at once that there is something to receive."""
+
+    polled = 0
+
+    def poll(self, timeout: Any = None, flags: int = zmq.POLLIN) -> Any:
+        type(self).polled += 1
+        answer: asyncio.Future[int] = asyncio.Future()
+        answer.set_result(flags)
+        return answer
+
+
+@pytest.mark.parametrize("timeout", [0.0, 0.01])
+def test_an_asyncio_receiver_that_is_woken_for_nothing_keeps_to_its_time(timeout: float) -> None:
+    async def run() -> None:
+        context = zmq.asyncio.Context()
+        async with AsyncPayloadReceiver(context.socket(zmq.PULL, socket_class=Awake)) as receiver:
+            with pytest.raises(QuiesceTimeout):
+                await receiver.receive(timeout)
+        context.term()
+
+    Awake.polled = 0
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert bool(Awake.polled) == bool(timeout)
