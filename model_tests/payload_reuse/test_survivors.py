@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import zmq
 import zmq.asyncio
-from model_tests.payload_reuse.watched import Watched, joined
+from model_tests.payload_reuse.watched import LARGE, Watched, full, joined
 
 from quiesce.errors import QuiesceTimeout
 from quiesce.lifecycle import Loan
@@ -59,6 +59,27 @@ def test_no_time_to_wait_is_no_waiting(context: zmq.Context[Any], stopped: list[
     assert stopped == []
     receiver.close()
     push.close(linger=0)
+
+
+def test_a_sender_that_is_left_at_exit_does_not_linger(context: zmq.Context[Any]) -> None:
+    push, _ = joined(context)
+    PayloadSender(push)._abandon()
+    assert push.lingers == [0]
+
+
+def test_loans_are_waited_for_a_second_longer_than_the_socket_lingers(
+    context: zmq.Context[Any], stopped: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push, pull = joined(context)
+    waits: list[float] = []
+    monkeypatch.setattr(Loan, "wait", lambda loan, timeout: waits.append(timeout))
+    with PayloadReceiver(pull) as receiver:
+        sender = PayloadSender(push)
+        sender.lend([full(LARGE)])
+        held = receiver.receive()
+        sender.close(1.5)
+        assert waits == [2.5]
+        del held
 
 
 class Awake(zmq.asyncio.Socket):
