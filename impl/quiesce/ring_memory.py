@@ -260,7 +260,12 @@ class RingMemory:
                 )
             if owner != pid or start_time(pid) != started:
                 raise PeerDied(f"cannot attach: the writer, process {pid}, is gone")
-            return cls(mine, Layout(ranks, slots, window, slot_bytes))
+            layout = Layout(ranks, slots, window, slot_bytes)
+            if os.fstat(mine).st_size < layout.total:
+                raise DecodeError(
+                    f"{path} was cut off: it is shorter than the ring that its header describes"
+                )
+            return cls(mine, layout)
         except OSError as error:
             os.close(mine)
             _refuse_if_exhausted(error)
