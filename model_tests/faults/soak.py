@@ -200,9 +200,13 @@ def traces(folder: Path, messages: int = 60) -> dict[str, Any]:
     """A run of each protocol recorded, and the verdicts: accepted, rejected or undetermined."""
     found: dict[str, Any] = {}
     for name, load in LOADS.items():
-        directory = folder / name.replace(" ", "-")
-        load(0.0, str(folder), messages, record=str(directory))
-        found[name] = sorted(verdict.outcome for verdict in (judge(case) for case in cases(read(directory))))
+        # In a folder of its own: a store that an earlier group met through leads to addresses that are gone.
+        directory = folder / f"recorded-{name.replace(' ', '-')}"
+        directory.mkdir()
+        load(0.0, str(directory), messages, record=str(directory / "recording"))
+        found[name] = sorted(
+            verdict.outcome for verdict in (judge(case) for case in cases(read(directory / "recording")))
+        )
     return found
 
 
