@@ -170,7 +170,7 @@ class Ring(Adapter):
         )  # fmt: skip
         self.closing = self.whole = self.collecting = False
         self.errors: list[str] = []
-        self.messages = known("Messages")
+        self.messages, self.bodies = known("Messages"), known("Bodies")
         for value in sorted(readers - known("Late")):
             self.world.join(self.ranks[value])
             self._run(lambda: self.world.ring.wait_until_ready(0.0))
@@ -399,7 +399,7 @@ class Ring(Adapter):
         """The caller publishes whether or not there is room: the writer must not."""
         state = self.states[0]
         idle = not self.world.writer.running and state["writer"] == "up" and state["sequence"] < self.messages
-        if not idle or any(step.action == "Overflow" for step in self._steps()):
+        if not (idle and self.bodies) or any(step.action == "Overflow" for step in self._steps()):
             return []
         return [Step("Overflow", Function(), state)]
 

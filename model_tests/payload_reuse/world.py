@@ -231,7 +231,7 @@ class World:
         socket = self.sender._socket
         socket.get(zmq.EVENTS)
         if self.unnoticed and self.message is not None and self.stepper.running:
-            self._told(0.01)
+            self._told(0.1)
             socket.get(zmq.EVENTS)
         self.unnoticed = False
 
