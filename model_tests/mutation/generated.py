@@ -8,11 +8,9 @@ Needs the extra `quiesce[mutation]`.
 from __future__ import annotations
 
 import argparse
-import ast
 import hashlib
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -20,20 +18,21 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import chain, zip_longest
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
+
+from model_tests.mutation.mutants import ROOT, Mutation, difference, in_turn, mutated, source_of, statement
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-ROOT = Path(__file__).parent.parent.parent
 PAYLOAD = (
     "payload_reuse/test_survivors.py", "payload_reuse/test_lifecycle.py", "payload_reuse/test_receiver.py",
     "payload_reuse/test_edges.py", "payload_reuse/test_borrowing.py", "payload_reuse/test_faults.py",
@@ -59,7 +58,7 @@ TESTS: dict[str, tuple[str, ...]] = {
 """The protocol modules, and the tests that have to notice when one is mutated."""
 LONG: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
-        ("payload_reuse", "payload_receiver", "lifecycle", "turns"),
+        ("payload_reuse", "payload_receiver", "lifecycle"),
         ("payload_reuse/test_lockstep.py::test_the_sender_keeps_step",),
     ),
     **dict.fromkeys(
@@ -70,26 +69,19 @@ LONG: dict[str, tuple[str, ...]] = {
             "broadcast_ring/test_processes.py::test_every_reader_sees_the_sequence",
         ),
     ),
+    "turns": (
+        "faults/test_lifetimes.py::test_an_exception_never_leaves_a_turn_taken",
+        "faults/test_lifetimes.py::test_interpreters_exit_with_work_in_flight",
+    ),
     "stage_handoff": ("stage_handoff/test_lockstep.py::test_the_link_keeps_step",),
     "transport": ("stage_handoff/test_gloo.py::test_a_dead_peer_ends_the_link",),
     "host_staging": ("stage_handoff/test_lockstep.py::test_staging_and_specification_agree",),
 }
 """Tests that take long, and those whose lines are not known, since they run a module in processes of their own."""
-EXPRESSIONS = ("expr", "xor_expr", "and_expr", "shift_expr", "arith_expr", "term", "power")
-"""What a binary operator stands in, as parso calls it."""
+VARIANTS = 3
+"""Of a test with parameters, so many are run when it is to be quick."""
 LEAST_S, TIMES = 10.0, 20.0
 """What a test may take: so many seconds at least, and so many times what it takes with no mutation."""
-
-
-@dataclass(frozen=True)
-class Mutation:
-    """One change that cosmic-ray makes: its operator, and which of the operator's places in the module."""
-
-    module: str
-    operator: str
-    occurrence: int
-    line: int
-    text: str
 
 
 @dataclass(frozen=True)
@@ -104,84 +96,11 @@ class Trial:
     seconds: float
 
 
-def mutations(module: str, root: Path = ROOT) -> list[Mutation]:
-    """All mutants of a module, but for those of annotations, which nothing evaluates."""
-    from cosmic_ray.ast import ast_nodes, get_ast
-    from cosmic_ray.plugins import get_operator, operator_names
-
-    source = _source(module, root).read_text(encoding="utf-8")
-    lines = source.splitlines()
-    idle = list(_annotations(source))
-    nodes = list(ast_nodes(get_ast(source)))
-    found = []
-    for name in sorted(operator_names()):
-        kind = get_operator(name)
-        if kind.arguments():
-            continue
-        places = [(node, begin) for node in nodes for begin, _ in kind().mutation_positions(node)]
-        found += [
-            Mutation(module, name, number, begin[0], lines[begin[0] - 1].strip())
-            for number, (node, begin) in enumerate(places)
-            # A star in a signature or a call is no operator, although cosmic-ray takes it for one.
-            if ("BinaryOperator" not in name or node.parent.type in EXPRESSIONS)
-            and not any(first <= begin < last for first, last in idle)
-        ]
-    return found
-
-
-def _annotations(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    for node in ast.walk(ast.parse(source)):
-        for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None)):
-            if isinstance(annotation, ast.expr):
-                assert annotation.end_lineno is not None
-                assert annotation.end_col_offset is not None
-                yield (
-                    (annotation.lineno, annotation.col_offset),
-                    (annotation.end_lineno, annotation.end_col_offset),
-                )
-
-
-def _source(module: str, root: Path) -> Path:
-    return root / "impl" / "quiesce" / f"{module}.py"
-
-
-def mutated(mutation: Mutation, root: Path = ROOT) -> str:
-    """The source of the module with the change made."""
-    from cosmic_ray.mutating import mutate_code
-    from cosmic_ray.plugins import get_operator
-
-    source = _source(mutation.module, root).read_text(encoding="utf-8")
-    changed = mutate_code(source, get_operator(mutation.operator)(), mutation.occurrence)
-    assert isinstance(changed, str)
-    return changed
-
-
-def in_turn(modules: Sequence[str], seed: int, root: Path = ROOT) -> list[Mutation]:
-    """All mutants, one of each module after the other, each module's in an order that the seed gives.
-
-    However many are tried, they are spread evenly over the modules, and over each module.
-    """
-    orders = []
-    for module in modules:
-        found = mutations(module, root)
-        random.Random(f"{seed} {module}").shuffle(found)
-        orders.append(found)
-    return [mutation for turn in zip_longest(*orders) for mutation in turn if mutation]
-
-
 def equivalents() -> dict[tuple[str, str], str]:
     """Why a mutant that survives differs in nothing that is promised, by module and change."""
     path = Path(__file__).parent / "reasons.toml"
     entries = tomllib.loads(path.read_text(encoding="utf-8")).get("equivalent", [])
     return {(entry["module"], change): entry["reason"] for entry in entries for change in entry["changes"]}
-
-
-def difference(before: str, after: str) -> str:
-    """The first line that differs, as it was and as it became."""
-    for one, other in zip(before.splitlines(), after.splitlines(), strict=False):
-        if one != other:
-            return f"{one.strip()}  ->  {other.strip()}"
-    return "lines at the end differ"
 
 
 class Copy:
@@ -264,8 +183,8 @@ class Copy:
 
     def chosen(self, mutation: Mutation, quick: bool) -> dict[str, float]:
         """The tests for a mutant, in their order, with the seconds they take."""
-        path = _source(mutation.module, self.folder)
-        first, last = _statement(self._shipped[path].decode(), mutation.line)
+        path = source_of(mutation.module, self.folder)
+        first, last = statement(self._shipped[path].decode(), mutation.line)
         here: dict[str, float] = {}
         others: dict[str, float] = {}
         for tests in TESTS[mutation.module]:
@@ -278,15 +197,25 @@ class Copy:
                     here[test] = seconds
                 elif "" in running:
                     others[test] = seconds
-        by_time = [dict(sorted(some.items(), key=lambda item: item[1])) for some in (here, others)]
-        long = [] if quick else [self.shipped(tests)["seconds"] for tests in LONG[mutation.module]]
-        return {test: seconds for some in (*by_time, *long) for test, seconds in some.items()}
+        by_time = [sorted(some.items(), key=lambda item: item[1]) for some in (here, others)]
+        found = dict(chain(*by_time))
+        if quick:
+            met: Counter[str] = Counter()
+            for test in tuple(found):
+                name = test.partition("[")[0]
+                met[name] += 1
+                if met[name] > VARIANTS:
+                    del found[test]
+        else:
+            for tests in LONG[mutation.module]:
+                found |= self.shipped(tests)["seconds"]
+        return found
 
     def attempt(self, mutation: Mutation, quick: bool) -> Trial:
-        """Run the tests for a mutant, up to the first that fails; those that are long too, unless it is to be quick."""
+        """Run the tests for a mutant up to the first that fails; the long ones too, unless it is to be quick."""
         begun = time.monotonic()
         tests = self.chosen(mutation, quick)
-        path = _source(mutation.module, self.folder)
+        path = source_of(mutation.module, self.folder)
         source = mutated(mutation, self.folder)
         path.write_text(source, encoding="utf-8")
         try:
@@ -307,22 +236,6 @@ class Copy:
             fate = "equivalent" if (mutation.module, changed) in equivalents() else "survived"
         by = found["failed"].rpartition("/")[2]
         return Trial(mutation, fate, changed, by, found["why"], round(time.monotonic() - begun, 2))
-
-
-def _statement(source: str, line: int) -> tuple[int, int]:
-    """The first and the last line of the innermost statement around a line; of a compound one, its head."""
-    best = line, line
-    width = float("inf")
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.stmt):
-            continue
-        first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
-        body = getattr(node, "body", None)
-        last = max(body[0].lineno - 1, node.lineno) if body else node.end_lineno
-        assert last is not None
-        if first <= line <= last and last - first < width:
-            best, width = (first, last), last - first
-    return best
 
 
 def score(trials: Sequence[Trial]) -> str:
@@ -356,7 +269,9 @@ def main() -> None:
         help="append the trials to this file, one a line; those that it has are not tried again",
     )
     parser.add_argument("--again", action="store_true", help="try those of the file that survived once more")
-    parser.add_argument("--quick", action="store_true", help="leave out the tests that take long")
+    parser.add_argument(
+        "--quick", action="store_true", help="leave out tests that take long, and most variants of others"
+    )
     options = parser.parse_args()
     until = time.monotonic() + options.seconds
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left behind

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import os
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,10 +13,11 @@ import zmq
 import zmq.asyncio
 from model_tests.payload_reuse.watched import LARGE, Watched, full, joined
 
-from quiesce.errors import QuiesceTimeout
+from quiesce.errors import Closed, QuiesceTimeout, WrongProcess
 from quiesce.lifecycle import Loan
 from quiesce.payload_receiver import AsyncPayloadReceiver, PayloadReceiver
 from quiesce.payload_reuse import PayloadBuffer, PayloadSender
+from quiesce.turns import Turns, _abandon_all
 
 
 @pytest.fixture
@@ -61,10 +64,64 @@ def test_no_time_to_wait_is_no_waiting(context: zmq.Context[Any], stopped: list[
     push.close(linger=0)
 
 
+@pytest.mark.parametrize("distance", [-1, 1])
+def test_another_process_is_one_of_whatever_number(monkeypatch: pytest.MonkeyPatch, distance: int) -> None:
+    turns = Turns("this sender")
+    assert turns.take(0.0, lambda: "mine") == "mine"
+    other = os.getpid() + distance
+    monkeypatch.setattr("os.getpid", lambda: other)
+    with pytest.raises(WrongProcess, match="this sender was made in process"):
+        turns.take(0.0, lambda: "mine")
+
+
+def elsewhere(call: Callable[[], object]) -> str:
+    """What a call of another thread comes to: the name of its error, or nothing."""
+    said: list[str] = []
+
+    def run() -> None:
+        try:
+            call()
+        except Exception as error:
+            said.append(type(error).__name__)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(20)
+    return "".join(said)
+
+
+def test_a_turn_is_ended_by_its_own_thread_alone() -> None:
+    turns = Turns("this sender")
+
+    def begin() -> None:
+        with turns.taken(0.0, lambda: None):
+            pass
+
+    with turns.taken(0.0, lambda: "begun") as begun:
+        assert (begun, turns.mine) == ("begun", True)
+        assert elsewhere(begin) == elsewhere(lambda: turns.take(0.0, lambda: None)) == "QuiesceTimeout"
+        assert turns.mine
+    assert not turns.mine
+    assert elsewhere(begin) == ""
+
+
+def test_a_turn_whose_beginning_fails_is_over() -> None:
+    turns = Turns("this sender")
+    with pytest.raises(KeyError), turns.taken(0.0, lambda: {}["nothing"]):
+        pass
+    assert not turns.mine
+    with pytest.raises(KeyError):
+        turns.take(0.0, lambda: {}["nothing"])
+    assert elsewhere(lambda: turns.take(0.0, lambda: None)) == ""
+
+
 def test_a_sender_that_is_left_at_exit_does_not_linger(context: zmq.Context[Any]) -> None:
     push, _ = joined(context)
-    PayloadSender(push)._abandon()
+    sender = PayloadSender(push)
+    _abandon_all()
     assert push.lingers == [0]
+    with pytest.raises(Closed):
+        sender.send(1)
 
 
 def test_loans_are_waited_for_a_second_longer_than_the_socket_lingers(
