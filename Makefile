@@ -8,6 +8,7 @@ STAMP  := $(VENV)/.installed
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
+	@echo "setting up $(VENV), once: torch, a Java runtime and TLC among what is downloaded, so that it takes minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[model,test,docs]'
 	touch $@

@@ -185,6 +185,8 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.returncode == 0
     for text in ("BeginEncode", "✗ 1", "spec/PayloadReuse.tla:", "impl/quiesce/payload_reuse.py:"):
         assert text in done.stdout
+    assert "┃ there, and may be read; ✗ overwritten" in done.stdout
+    assert "┊" not in done.stdout
     done = run("last_frame_tracker", "--json", "--html", str(page))
     assert done.returncode == 0
     assert json.loads(done.stdout)["marked"] == [9]

@@ -10,11 +10,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from quiesce.model.explaining import BROKEN, INTACT, Bar, Explanation
+from quiesce.model.explaining import BROKEN, INTACT, PROMISED, Bar, Explanation
 from quiesce.model.guard_lines import Line
 
 _BAR_CHARACTERS = 16
 _STYLES = {BROKEN: "bold red", INTACT: "green"}
+_MARKS = {
+    PROMISED: ("┊", "promised, not there yet"),
+    INTACT: ("┃", "there, and may be read"),
+    BROKEN: ("✗", "overwritten or not the one promised, and may be read"),
+}
 
 
 def in_terminal(explanation: Explanation, changes: bool = False, width: int = 120) -> RenderableType:
@@ -47,8 +52,11 @@ def in_terminal(explanation: Explanation, changes: bool = False, width: int = 12
             cells.append(Text("\n".join(row.changes)))
         table.add_row(*cells)
     loop = _goes_on(item)
+    shown = {cell[0] for bar in item.bars for cell in bar.cells if cell}
+    legend = "; ".join(f"{mark} {text}" for state, (mark, text) in _MARKS.items() if state in shown)
     lines = [
         *([Text(loop, "dim")] if loop else []),
+        *([Text(legend, "dim")] if legend else []),
         Text.assemble(("what happens  ", "bold"), item.happening),
         Text.assemble(("the bug       ", "bold"), item.cause),
         Text.assemble(("what breaks   ", "bold"), item.consequence),
@@ -80,9 +88,7 @@ def _cell(bar: Bar, number: int) -> Text:
 
 def _shown(state: str, version: object) -> str:
     what = "" if version == -1 else f" {version!r}"
-    if state == BROKEN:
-        return f"✗{what}"
-    return f"┃{what}" if state == INTACT else f"┊{what}"
+    return f"{_MARKS[state][0]}{what}"
 
 
 def _goes_on(item: Explanation) -> str:
