@@ -13,7 +13,8 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,21 @@ from rich.console import Console
 from rich.table import Table
 
 Times = Sequence[float]
+_SILENCE_S, _IDLE_S = 120.0, 3600.0
+
+
+def heard(pipe: Any) -> Any:
+    """What a process of the benchmark says next; TimeoutError after two minutes of silence."""
+    if not pipe.poll(_SILENCE_S):
+        raise TimeoutError(f"a process of the benchmark has said nothing for {_SILENCE_S:.0f} s")
+    return pipe.recv()
+
+
+def orders(pipe: Any) -> Iterator[Any]:
+    """What such a process is told to do, until None comes, an hour passes without a word, or the benchmark is gone."""
+    with suppress(EOFError):
+        while pipe.poll(_IDLE_S) and (order := pipe.recv()) is not None:
+            yield order
 
 
 class Spread(NamedTuple):

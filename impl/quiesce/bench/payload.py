@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 import zmq
 
-from quiesce.bench.measuring import Report, Spread, Times, in_turns, pin, ratio, timed, unpin
+from quiesce.bench.measuring import Report, Spread, Times, heard, in_turns, orders, pin, ratio, timed, unpin
 from quiesce.bench.payload_peers import LEND, SEND, TIMEOUT_S, Outputs, Receive, Send, Way, ways
 from quiesce.codec import Decoder, Encoder
 from quiesce.lifecycle import BufferPool
@@ -86,8 +86,7 @@ def receive_all(pipe: Any, only: str, endpoints: dict[str, Any]) -> None:
             pull = stack.enter_context(socket(context, zmq.PULL, end)) if isinstance(end, str) else end
             receivers[name] = known[name].receiver(pull)
         pipe.send("here")
-        while (order := pipe.recv()) is not None:
-            name, paced, count = order
+        for name, paced, count in orders(pipe):
             for _ in range(count):
                 outputs = receivers[name]()
                 if paced:
@@ -127,7 +126,7 @@ class Turn:
             loan = self.send(outputs)
             returned = time.perf_counter_ns()
             if self.receive is None:
-                end = self.pipe.recv()
+                end = heard(self.pipe)
             else:
                 got = self.receive()
                 end = time.perf_counter_ns()
@@ -144,7 +143,7 @@ class Turn:
             self.pipe.send((self.name, False, count))
             for _ in range(count):
                 self.send(outputs)
-            return count * 1e9 / float(self.pipe.recv() - begin)
+            return count * 1e9 / float(heard(self.pipe) - begin)
         for _ in range(count):
             self.send(outputs)
             self.receive()
@@ -184,8 +183,7 @@ def turns(transport: str, known: dict[str, Way], only: str) -> Iterator[dict[str
         process.start()
         theirs.close()
         try:
-            if not ours.poll(TIMEOUT_S) or ours.recv() != "here":
-                raise TimeoutError("the receiving process did not start")
+            heard(ours)
             yield found
         finally:
             with suppress(OSError):

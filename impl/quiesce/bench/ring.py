@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from quiesce.bench.measuring import Figures
+from quiesce.bench.measuring import Figures, heard, orders
 from quiesce.bench.peers import (
     LARGEST,
     SLOTS,
@@ -174,8 +174,7 @@ def read(pipe: Any, kind: str, end: Any, rank: int, spin: float) -> None:
     torch.set_num_threads(1)
     receive = receiver(kind, end, rank, spin)
     pipe.send("here")
-    while (order := pipe.recv()) is not None:
-        what, count = order
+    for what, count in orders(pipe):
         before = time.process_time()
         for _ in range(count):
             message = receive()
@@ -202,7 +201,7 @@ def running(way: Way, context: Any) -> Iterator[tuple[list[Any], list[int]]]:
             started.append(process)
         way.ready()
         for pipe in pipes:
-            pipe.recv()
+            heard(pipe)
         yield pipes, [process.pid for process in started]
     finally:
         for pipe in pipes:
@@ -247,7 +246,7 @@ class Measured:
             begin = time.perf_counter_ns()
             way.send(prepared)
             del prepared
-            seen = [pipe.recv() for pipe in pipes]
+            seen = [heard(pipe) for pipe in pipes]
             if number >= warm_up:
                 self.latency.append(max(got for got, _ in seen) - begin)
                 self.used.append(max(touched for _, touched in seen) - begin)
@@ -256,7 +255,7 @@ class Measured:
         cpu, begin = time.process_time(), time.perf_counter_ns()
         for _ in range(count):
             way.send(way.prepare(obj))
-        ends = [pipe.recv() for pipe in pipes]
+        ends = [heard(pipe) for pipe in pipes]
         self.rates.append(count / (max(end for end, _ in ends) - begin) * 1e9)
         self.cpu.append((time.process_time() - cpu + sum(each for _, each in ends)) / count)
 
@@ -288,7 +287,7 @@ def idle(
     for name, way in ways.items():
         way.send(way.prepare(torch.zeros(8, dtype=torch.uint8)))
         for pipe in ends[name][0]:
-            pipe.recv()
+            heard(pipe)
     return {name: max(shares[pid] for pid in each) for name, (_, each) in ends.items()}
 
 
