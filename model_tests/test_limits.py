@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import zmq
 
 from quiesce.broadcast_ring import BroadcastRing
 from quiesce.codec import Decoder, Encoder
-from quiesce.errors import DecodeError
+from quiesce.errors import DecodeError, QuiesceTimeout
 from quiesce.model.values import State
 from quiesce.payload_receiver import PayloadReceiver
 from quiesce.payload_reuse import PayloadSender
@@ -52,6 +54,18 @@ def test_what_an_inproc_receiver_writes_is_its_own(context: zmq.Context[Any]) ->
         intact = not tensor.any()
         del received
     assert intact
+
+
+@expected("over ipc and tcp a loan is done once the kernel has the bytes, received or not")
+def test_a_loan_over_ipc_lasts_until_it_was_received(context: zmq.Context[Any], tmp_path: Path) -> None:
+    sender, receiver = joined(context, f"ipc://{tmp_path}/loan")
+    with receiver, sender:
+        loan = sender.lend(torch.zeros(LARGE))
+        with suppress(QuiesceTimeout):
+            loan.wait(2.0)
+        done = loan.done
+        receiver.receive()
+    assert not done
 
 
 @expected("the high-water mark counts messages, not bytes: set sndhwm and rcvhwm to what can be afforded")
