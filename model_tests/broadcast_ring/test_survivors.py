@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from model_tests.broadcast_ring.processes import START_S, until
 from quiesce import events
 from quiesce.broadcast_ring import BroadcastRing
 from quiesce.errors import NotQuiescent, QuiesceError, QuiesceTimeout, ResourceExhausted
+from quiesce.ring_memory import SLICE_S
 from quiesce.ring_reader import LEASE_BYTES, RemoteReader, RingReader, _Releaser
 from quiesce.ring_wire import ACK
 from quiesce.ring_writer import LOAN_AT, SLOT
@@ -242,3 +244,17 @@ def test_every_action_of_ring_and_reader_is_told() -> None:
             reader.receive(0)
     there = {*events.actions(BroadcastRing), *events.actions(RingReader), *events.actions(_Releaser)}
     assert there - set(seen) == {"HearLeave", "Vacate", "Exclude", "FindWriterDead"}
+
+
+def test_a_reader_that_is_behind_is_waited_for_as_long_as_is_said() -> None:
+    """Longer than the writer sleeps at a time, and the error says who is how far behind."""
+    with joined(window=2) as (ring, reader):
+        ring.publish(1)
+        with pytest.raises(QuiesceTimeout, match=r"reader 0 \(process \d+\) is 1 messages behind after 0 s"):
+            ring.publish(2, timeout=0)
+        later = threading.Timer(3 * SLICE_S, reader.receive)
+        later.start()
+        assert ring.publish(2, START_S) == 2
+        later.join()
+        assert reader.receive(START_S) == 2
+        assert ring.counters().waits == 2

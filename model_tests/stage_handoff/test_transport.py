@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import struct
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -137,6 +138,15 @@ def test_a_peer_that_says_nothing_is_waited_for_as_long_as_is_said(beside: Peer)
     os.close(reading)
 
 
+def test_past_its_time_a_message_is_still_asked_for_a_moment(beside: Peer) -> None:
+    reading, writing = os.pipe()
+    here = beside(lambda: (os.close(writing), os.read(reading, 1)))
+    with pytest.raises(QuiesceTimeout, match=r"within 0\.001 s"):
+        here._receive_bytes(4, 1, time.monotonic() - 1.0)
+    os.close(writing)
+    os.close(reading)
+
+
 class Work:
     """What torch hands out: notes how long it was waited for, and may fail."""
 
@@ -220,7 +230,9 @@ def test_what_torch_distributed_lacks_is_said(beside: Peer, monkeypatch: pytest.
     beside(lambda: None)
     device = object()
     # Strings of their own, as those that come from C++ are.
-    monkeypatch.setattr(dist, "get_backend", lambda group=None: "".join("nccl" if group is device else "gloo"))
+    monkeypatch.setattr(
+        dist, "get_backend", lambda group=None: "".join("nccl" if group is device else "gloo")
+    )
     assert not TorchTransport(device)._blocks_host
     assert TorchTransport()._blocks_host
     with pytest.raises(QuiesceError, match="metadata_group"):
