@@ -12,8 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from quiesce.events import actions
+from quiesce.lifecycle import BufferPool
 from quiesce.model import Oracle, manifest, pages
 from quiesce.model.errors import ModelError, UnknownName
+from quiesce.payload_reuse import PayloadSender
+from quiesce.ring_reader import RingReader
+from quiesce.ring_writer import RingWriter
+from quiesce.stage_handoff import StageLink
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -118,6 +124,32 @@ def test_every_question_has_a_rule_that_exists_a_guard_and_a_test() -> None:
 )
 def test_the_actions_of_the_glossary_are_those_of_the_specification(module: str, model: str) -> None:
     assert set(pages.actions_of(module)) == set(Oracle.load(model).actions)
+
+
+OTHERWISE = {"Remember": "lend", "Touch": "_look"}
+"""Actions whose method has another name, as CONTRIBUTING.md says."""
+
+
+@pytest.mark.parametrize(
+    ("module", "classes"),
+    [
+        ("PayloadReuse", (PayloadSender, BufferPool)),
+        ("BroadcastRing", (RingWriter, RingReader)),
+        ("StageHandoff", (StageLink,)),
+    ],
+)
+def test_methods_bear_the_names_of_actions_and_stand_in_their_order(
+    module: str, classes: tuple[type, ...]
+) -> None:
+    steps = [re.sub(r"^(Begin|End)(?=[A-Z])", "", name) for name in pages.actions_of(module)]
+    order = list(dict.fromkeys([*steps, *pages.actions_of(module)]))
+    for cls in classes:
+        found = {name: method for name, method in actions(cls).items() if name in order}
+        assert len(found) > 3
+        assert sorted(found, key=order.index) == list(found)
+        for name, method in found.items():
+            snake = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+            assert method in (OTHERWISE.get(name, snake), f"_{snake}"), name
 
 
 def test_a_mark_that_leads_nowhere_is_an_error() -> None:
