@@ -78,8 +78,8 @@ LONG: dict[str, tuple[str, ...]] = {
     "host_staging": ("stage_handoff/test_lockstep.py::test_staging_and_specification_agree",),
 }
 """Tests that take long, and those whose lines are not known, since they run a module in processes of their own."""
-VARIANTS = 3
-"""Of a test with parameters, so many are run when it is to be quick."""
+VARIANTS, QUICK_S = 3, 5.0
+"""When it is to be quick: so many variants of a test with parameters, and so many seconds of tests."""
 LEAST_S, TIMES = 10.0, 20.0
 """What a test may take: so many seconds at least, and so many times what it takes with no mutation."""
 
@@ -201,11 +201,14 @@ class Copy:
         found = dict(chain(*by_time))
         if quick:
             met: Counter[str] = Counter()
-            for test in tuple(found):
+            left = QUICK_S
+            for test, seconds in tuple(found.items()):
                 name = test.partition("[")[0]
                 met[name] += 1
-                if met[name] > VARIANTS:
+                if met[name] > VARIANTS or left < seconds:
                     del found[test]
+                else:
+                    left -= seconds
         else:
             for tests in LONG[mutation.module]:
                 found |= self.shipped(tests)["seconds"]
@@ -217,6 +220,7 @@ class Copy:
         tests = self.chosen(mutation, quick)
         path = source_of(mutation.module, self.folder)
         source = mutated(mutation, self.folder)
+        changed = difference(self._shipped[path].decode(), source)
         path.write_text(source, encoding="utf-8")
         try:
             limits = {test: max(LEAST_S, TIMES * seconds) for test, seconds in tests.items()}
@@ -228,7 +232,6 @@ class Copy:
             )
         finally:
             path.write_bytes(self._shipped[path])
-        changed = difference(self._shipped[path].decode(), source)
         fate: Literal["caught", "hung", "survived", "equivalent"] = "caught"
         if found["status"] is None or found["why"].startswith("Failed: Timeout"):
             fate = "hung"
@@ -270,7 +273,9 @@ def main() -> None:
     )
     parser.add_argument("--again", action="store_true", help="try those of the file that survived once more")
     parser.add_argument(
-        "--quick", action="store_true", help="leave out tests that take long, and most variants of others"
+        "--quick",
+        action="store_true",
+        help="leave out tests that take long and most variants of others",
     )
     options = parser.parse_args()
     until = time.monotonic() + options.seconds

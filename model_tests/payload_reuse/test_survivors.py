@@ -146,6 +146,7 @@ class Awake(zmq.asyncio.Socket):
 
     def poll(self, timeout: Any = None, flags: int = zmq.POLLIN) -> Any:
         type(self).polled += 1
+        assert self.polled < 100_000, "its time has long passed"
         answer: asyncio.Future[int] = asyncio.Future()
         answer.set_result(flags)
         return answer
