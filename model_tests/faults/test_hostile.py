@@ -1,7 +1,7 @@
 """Bytes from somebody who means harm, or is broken: typed errors, bounded memory, no code, and the honest are served.
 
 The codec's own decoders are fuzzed in `model_tests/codec/test_fuzz.py`; here are the sockets, the segment, the handle
-and the metadata of a stage link, and the million inputs that all decoders get every night.
+and the metadata of a stage link, and the 1.4 million inputs that all decoders get every night.
 """
 
 from __future__ import annotations
