@@ -195,6 +195,19 @@ sender, receiver = PayloadSender(push), PayloadReceiver(pull)
 loan = sender.lend([torch.zeros(1 << 20)])
 held = receiver.receive()
 """,
+    "beside bare sockets, left open with what they received": """
+import torch, zmq
+from quiesce.payload_reuse import PayloadSender
+context = zmq.Context()
+pull, push = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+pull.bind("inproc://x"); push.connect("inproc://x")
+sender = PayloadSender(push)
+sender.send([torch.zeros(1 << 20)])
+loan = sender.lend([torch.zeros(1 << 20)])
+frames = pull.recv_multipart(copy=False)
+other = zmq.Context.instance().socket(zmq.PULL)
+other.bind("tcp://127.0.0.1:*")
+""",
     "ring": """
 import torch
 from quiesce.broadcast_ring import BroadcastRing
