@@ -27,6 +27,8 @@ def main() -> None:
             file=sys.stderr,
         )
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
     from quiesce.errors import QuiesceError
 
     app = typer.Typer(

@@ -62,8 +62,17 @@ def test_a_fault_changes_tokens_without_a_word(fault: str) -> None:
     assert any(item["wrong_tokens"] for item in found["requests"])
 
 
-def test_the_faults_are_mutants() -> None:
+def test_the_faults_are_mutants_that_the_help_names() -> None:
     assert FAULTS.keys() <= manifest.load().mutants.keys()
+    done = subprocess.run(
+        [sys.executable, "-m", "quiesce.cli", "demo", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
+    )
+    assert all(name in done.stdout for name in FAULTS)
 
 
 def test_an_unknown_fault_is_answered_with_the_nearest() -> None:

@@ -49,7 +49,13 @@ def demo(
         typer.Option("--prompt", min=1, help="Tokens of a prompt; may be repeated. 8192 and 1500."),
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 24,
-    fault: Annotated[str | None, typer.Option(help="A mutant whose faulty variant is swapped in.")] = None,
+    fault: Annotated[
+        str | None,
+        typer.Option(
+            help="A mutant whose faulty variant is swapped in: last_frame_tracker, release_with_a_view or "
+            "handles_dropped."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was compared as JSON.")] = False,
 ) -> None:
     """Serve prompts with a client, an engine core and 2 x 2 workers, and compare with a run in one process.
