@@ -144,12 +144,12 @@ def ring_writer(play: Play, readers: int, most: int = -1) -> None:
     play.report.end = "closed"
 
 
-def ring_reader(play: Play, handle: str, rank: int, most: int = -1) -> None:
-    """Stays until the writer closes, or leaves after `most`; one behind, so that leases are held."""
+def ring_reader(play: Play, handle: str, rank: int) -> None:
+    """Stays until the writer closes, or it is told to leave; one behind, so that leases are held."""
     measured, last, kept = Measured(1), None, None
     skipped = 0
     with RingReader(RingHandle.from_json(handle), rank) as reader:
-        while measured.messages != most:
+        while play.told() != "leave":
             try:
                 message = reader.receive(WAIT_S)
             except errors.QuiesceTimeout:

@@ -139,8 +139,12 @@ def ring(seconds: float, folder: str, most: int = -1, **options: Any) -> dict[st
             guests = [Actor("load:ring_reader", handle=handle, rank=1, **options)]
             actors += guests
         else:
-            come = lambda: Actor("load:ring_reader", handle=handle, rank=1, most=500)  # noqa: E731
-            guests = list(_visits(actors, seconds, come))
+            guests = []
+            come = lambda: Actor("load:ring_reader", handle=handle, rank=1)  # noqa: E731
+            for guest in _visits(actors, seconds, come):
+                guest.tell("leave")
+                until(actors, lambda guest=guest: guest.over)  # its rank is taken until then
+                guests.append(guest)
         writer.tell("stop") if most < 0 else None
         until(actors, lambda: all(actor.over for actor in actors))
         return summary({"sends": writer, "receives": stays}, guests, time.monotonic() - start)
