@@ -208,7 +208,7 @@ def test_what_a_reader_that_leaves_had_not_received_is_the_writers_again() -> No
 
 @pytest.mark.parametrize(
     "words",
-    [[b"A"], [ACK, bytes(7)], [ACK, bytes(9)], [ACK, bytes(8), b""], [b"?", bytes(8)], [b""]],
+    [[b"A"], [ACK], [ACK, bytes(7)], [ACK, bytes(9)], [ACK, bytes(8), b""], [b"?", bytes(8)], [b""]],
     ids=repr,
 )
 def test_odd_words_of_a_reader_change_nothing(words: list[bytes]) -> None:

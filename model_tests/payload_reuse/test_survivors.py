@@ -14,7 +14,7 @@ import zmq.asyncio
 from model_tests.payload_reuse.watched import LARGE, Watched, full, joined
 
 from quiesce.errors import Closed, QuiesceTimeout, WrongProcess
-from quiesce.lifecycle import Loan
+from quiesce.lifecycle import BufferPool, Loan
 from quiesce.payload_receiver import AsyncPayloadReceiver, PayloadReceiver
 from quiesce.payload_reuse import PayloadBuffer, PayloadSender
 from quiesce.turns import Turns, _abandon_all
@@ -42,6 +42,16 @@ def test_a_buffer_counts_the_bytes_of_payload_and_body() -> None:
     buffer.payload = bytearray(96)
     buffer.body = bytearray(96)
     assert len(buffer) == 192
+
+
+def test_limits_of_a_free_list_may_be_met_and_may_be_nothing() -> None:
+    pool = BufferPool(bytearray, free_bytes=10, size=len)
+    for size, free in ((5, 1), (5, 2), (1, 2), (0, 3)):
+        pool.give_back(bytearray(size))
+        assert pool.free == free
+    none = BufferPool(bytearray, 0, 0)
+    none.give_back(none.take())
+    assert none.free == 0
 
 
 def test_no_time_to_wait_is_no_waiting(context: zmq.Context[Any], stopped: list[float]) -> None:
