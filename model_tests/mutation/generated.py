@@ -224,7 +224,7 @@ class Copy:
         path.write_text(source, encoding="utf-8")
         try:
             limits = {test: max(LEAST_S, TIMES * seconds) for test, seconds in tests.items()}
-            most = max(limits.values(), default=0.0) + LEAST_S + TIMES * sum(tests.values())
+            most = 3 * LEAST_S + TIMES / 2 * sum(tests.values())
             found = (
                 self.run(list(tests), limits, most)
                 if tests

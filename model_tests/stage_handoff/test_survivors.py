@@ -146,6 +146,20 @@ def test_a_link_left_by_an_error_waits_for_nothing() -> None:
     assert len(handle.waits) == 1
 
 
+@pytest.mark.parametrize(("timeout", "waits"), [(None, 60.0), (2.0, 2.0), (0.0, 0.0)])
+def test_a_wait_is_given_its_time_or_that_of_the_link(
+    monkeypatch: pytest.MonkeyPatch, timeout: float | None, waits: float
+) -> None:
+    link, _, _ = pair()
+    handle, given = Noting([0.0], 0.0), []
+    link._unsettled.append(handle)
+    link.before_forward(timeout)
+    monkeypatch.setattr(link.transport, "receive_message", lambda source, limit: given.append(limit) or b"")
+    with pytest.raises(DecodeError):
+        link.irecv_tensor_dict(timeout=timeout)
+    assert handle.waits == given == [waits]
+
+
 @pytest.mark.parametrize("part", [(-1, 2), (2, 2), (0, 0), (1, 1)])
 def test_a_rank_outside_its_tensor_parallel_group_is_refused(part: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="tensor_parallel"):
