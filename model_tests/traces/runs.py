@@ -305,6 +305,8 @@ class Stage:
     in_flight: int = 2
     delay: float = 0.0
     extra: bool = False
+    settles_first: bool = False  # in front of the receive of its step, and not behind it
+    answers: bool = True
     link: type[StageLink] = StageLink
     kills: tuple[tuple[int, Kill], ...] = ()
 
@@ -325,8 +327,8 @@ def _stage(
         with recorded(directory, dict(run.kills).get(rank)):
             link = run.link(
                 TorchTransport(),
-                source=(rank - 1) % run.ranks,
-                to=(rank + 1) % run.ranks,
+                source=(rank - 1) % run.ranks if rank or run.answers else None,
+                to=(rank + 1) % run.ranks if rank < run.ranks - 1 or run.answers else None,
                 max_pending=run.in_flight + run.extra * run.in_flight,
                 timeout=5.0 if run.kills else LIMIT,
             )
@@ -344,22 +346,26 @@ def _pipeline(run: Stage, link: StageLink, rank: int, choose: random.Random) -> 
     output = torch.zeros(5_000)
     with link:
         for step in range(run.steps):
-            if rank or step >= run.in_flight:
+            if run.settles_first:
+                link.before_forward()
+            if rank or (run.answers and step >= run.in_flight):
                 received = link.irecv_tensor_dict()
                 time.sleep(choose.random() * run.delay)
                 received.wait()
                 if rank and run.extra:
                     link.irecv_tensor_dict().wait()
-            link.before_forward()
+            if not run.settles_first:
+                link.before_forward()
             output.fill_(step)
             time.sleep(choose.random() * run.delay)
             if rank == run.ranks - 1:
-                link.isend_tensor_dict({"token": step})
+                if run.answers:
+                    link.isend_tensor_dict({"token": step})
             else:
                 link.isend_tensor_dict({"hidden": output})
                 if run.extra:
                     link.isend_tensor_dict({"step": step})
-        for _ in range(0 if rank else min(run.in_flight, run.steps)):
+        for _ in range(0 if rank or not run.answers else min(run.in_flight, run.steps)):
             link.irecv_tensor_dict().wait()
 
 

@@ -20,12 +20,13 @@ Corruption = Callable[[Events], tuple[Events, Event]]
 
 @pytest.fixture(scope="session")
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trace]:
-    """One sound recording of each protocol."""
+    """A sound recording of each protocol, and one of a pipeline that settles first and in which nobody answers."""
     folder = tmp_path_factory.mktemp("recordings")
     runs.payload(folder / "payload", runs.Payload(messages=8, seed=3))
     runs.ring(folder / "ring", runs.Ring(messages=6, seed=3))
     runs.stage([folder / "stage"], runs.Stage(steps=5))
-    return {name: read(folder / name) for name in ("payload", "ring", "stage")}
+    runs.stage([folder / "one way"], runs.Stage(steps=5, settles_first=True, answers=False))
+    return {name: read(folder / name) for name in ("payload", "ring", "stage", "one way")}
 
 
 def nth(events: Sequence[Event], action: str, number: int, **fields: object) -> Event:
@@ -114,6 +115,15 @@ def another_sender(events: Events) -> tuple[Events, Event]:
     return [replace(e, process="other") if e is was else e for e in events], following(events, was)
 
 
+def settled_in_front_of_the_receive(events: Events) -> tuple[Events, Event]:
+    """A rank that settles first is held to it behind the receive, which has not ended where its end is missing."""
+    gone = nth(events, "AwaitReceive", 2)
+    before = [e for e in events if e.process == gone.process and e.begin < gone.begin]
+    settled, posted = (nth(before, action, -1) for action in ("BeforeForward", "PostReceive"))
+    assert posted.end is not None
+    return [e for e in events if e is not gone], replace(settled, begin=posted.end)
+
+
 CORRUPTED: dict[str, dict[str, Corruption]] = {
     "payload": {
         "missing": missing("Encode"),
@@ -141,6 +151,12 @@ CORRUPTED: dict[str, dict[str, Corruption]] = {
         "swapped": swapped("SendMetadata", r=0),
         "wrong message": changed("ReceiveMetadata", 1, message=99),
         "wrong process": another_rank,
+    },
+    "one way": {
+        "missing": settled_in_front_of_the_receive,
+        "doubled": doubled("PostReceive"),
+        "swapped": swapped("SendMetadata", r=0),
+        "wrong message": changed("ReceiveMetadata", 1, message=99),
     },
 }
 

@@ -3,13 +3,17 @@
 Seen are the calls of the links. Hidden are forward, which is the caller's, and the transfers. Rank `n` of the transport
 is rank `n + 1` of the specification. A trace is of one pipeline without tensor parallelism, from its making on. That
 the first rank takes the last answers when it has sent everything is outside the specification and not judged.
+
+The specification settles the previous step behind the receive, and its last rank answers. A rank that settles first
+is judged as if it did so behind the receive, in which nothing of what it sent is written; and a last rank that answers
+nobody as if it did, since nobody takes that answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 from quiesce.model.case import Case, Told, ordered
@@ -29,6 +33,7 @@ ACTIONS = (
     ),
     "ReapMetadata",
 )
+RECEIVE = ("ReceiveMetadata", "PostReceive", "AwaitReceive", "AllGather")
 HIDDEN = {
     "Forward": "\\E r \\in Ranks, b \\in Blocks : Forward(r, b)",
     "Pass": "\\E s \\in Streams : Pass(s)",
@@ -50,20 +55,28 @@ def _case(events: list[Event]) -> Case:
     told = Told()
     counted: dict[tuple[str, int, str], int] = {}
     acting = [event for event in events if (event.process, event.subject) in rank_of]
-    judged = _without_the_last_answers(acting, rank_of)
+    answered = _without_the_last_answers(acting, rank_of)
+    judged = _settling_behind_the_receive(answered, rank_of)
+    # Of its neighbours a rank tells even if they never got as far as telling anything.
+    named = [e.fields.get(name) for e in events for name in ("r", "source", "to")]
+    ranks = 1 + max([1, *(rank for rank in named if rank is not None)])
+    silent = ranks if _answers_nobody(judged, rank_of, ranks - 1) else 0
+    forward = False  # whether the silent rank has an answer to give
     for event in judged:
         rank = rank_of[event.process, event.subject] + 1
         step = Observation(event.action, {"r": rank})
+        before: tuple[Observation, ...] = ()
+        if rank == silent and event.action in ("ReceiveMetadata", "BeforeForward"):
+            if event.action == "ReceiveMetadata" and forward:
+                before = (Observation("SendMetadata", {"r": rank}),)
+            forward = event.action == "BeforeForward"
         if "message" in event.fields:
             key = event.process, event.subject, event.action
             if event.fields["message"] != counted.setdefault(key, 0):
                 step = replace(step, where=never("MessageIsNext"))
             counted[key] = event.fields["message"] + 1
-        told.add(event, step)
+        told.add(event, *before, step)
     ahead, steps, dicts = _shape(judged, rank_of)
-    # Of its neighbours a rank tells even if they never got as far as telling anything.
-    named = [e.fields.get(name) for e in events for name in ("r", "source", "to")]
-    ranks = 1 + max([1, *(rank for rank in named if rank is not None)])
     most = max((e.fields["max_pending"] for e in events if "max_pending" in e.fields), default=64)
     world = {
         "LastRank": str(ranks),
@@ -76,7 +89,7 @@ def _case(events: list[Event]) -> Case:
         "Extra": "TRUE" if dicts > 1 else "FALSE",
         "WaitTwice": "FALSE",
     }
-    dropped = len(acting) - len(judged)
+    dropped = len(acting) - len(answered)
     return Case(
         "stage_handoff",
         f"pipeline of {ranks} ranks",
@@ -113,6 +126,42 @@ def _without_the_last_answers(events: Sequence[Event], rank_of: Mapping[tuple[st
     after = [event for event in first[sent:] if event.action in ("ReceiveMetadata", "BeforeForward")]
     last = [event for before, event in pairwise(after) if before.action == event.action == "ReceiveMetadata"]
     return [event for event in events if event not in last]
+
+
+def _settling_behind_the_receive(
+    events: Sequence[Event], rank_of: Mapping[tuple[str, int], int]
+) -> list[Event]:
+    """The events with `before_forward` behind the receive of its step, for ranks that call it in front of that.
+
+    Without the last one of a rank, if nothing shows that its receive came to an end.
+    """
+    moved: dict[int, Event | None] = {}
+    for link in dict.fromkeys((event.process, event.subject) for event in events):
+        own = [e for e in events if (e.process, e.subject) == link and e.action != "ReapMetadata"]
+        pairs = [(event.action, behind.action) for event, behind in pairwise(own)]
+        sends = any(event.action == "SendMetadata" for event in own)
+        if not (
+            (rank_of[link] > 0 and own[0].action == "BeforeForward")
+            or (sends and ("BeforeForward", "ReceiveMetadata") in pairs)
+        ):
+            continue
+        for number, event in enumerate(own):
+            if event.action == "BeforeForward":
+                rest = own[number + 1 :]
+                receive = list(takewhile(lambda e: e.action in RECEIVE, rest))
+                if len(receive) == len(rest):
+                    moved[id(event)] = None
+                elif receive:
+                    end = receive[-1].end
+                    moved[id(event)] = replace(event, begin=end, end=end + 1) if end is not None else None
+    kept = (moved.get(id(event), event) for event in events)
+    return ordered([event for event in kept if event is not None])
+
+
+def _answers_nobody(events: Sequence[Event], rank_of: Mapping[tuple[str, int], int], last: int) -> bool:
+    """Whether the last rank sends nothing, and the first receives nothing."""
+    told = {(rank_of[event.process, event.subject], event.action) for event in events}
+    return not told & {(0, "ReceiveMetadata"), (last, "SendMetadata")}
 
 
 def _shape(events: Sequence[Event], rank_of: Mapping[tuple[str, int], int]) -> tuple[int, int, int]:
