@@ -13,6 +13,7 @@ from quiesce.console import CANNOT, FOUND, HOLDS, UNDETERMINED, complete_models,
 from quiesce.model import manifest
 from quiesce.model.checking import Judgement
 from quiesce.model.command import _Running, status
+from quiesce.model.errors import UnknownName
 from quiesce.model.output import CheckResult, Progress
 
 MANIFEST = manifest.load()
@@ -70,6 +71,12 @@ def test_names_are_completed_with_what_they_are_about() -> None:
     names = [name for name, _ in complete_models("payload_reuse_")]
     assert "payload_reuse_stream" in names
     assert complete_models("no such") == []
+
+
+def test_a_name_unlike_any_is_answered_with_some_and_how_many_more() -> None:
+    known = [f"model_{number:02}" for number in range(20)]
+    assert str(UnknownName("model", "zzz", known)).endswith("model_10, model_11 and 8 more")
+    assert str(UnknownName("model", "zzz", known[:2])).endswith("there are: model_00, model_01")
 
 
 def test_the_shell_completes_mutants() -> None:

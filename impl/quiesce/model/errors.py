@@ -23,8 +23,10 @@ class UnknownName(ModelError, KeyError):
         close = difflib.get_close_matches(self.name, self.known, n=3, cutoff=0.4)
         if close:
             return f"no {self.kind} is called {self.name!r}; did you mean {' or '.join(map(repr, close))}?"
-        some = ", ".join(sorted(self.known)[:12]) or "none"
-        return f"no {self.kind} is called {self.name!r}; there are: {some}"
+        some, more = ", ".join(sorted(self.known)[:12]) or "none", len(self.known) - 12
+        return f"no {self.kind} is called {self.name!r}; there are: {some}" + (
+            f" and {more} more" if more > 0 else ""
+        )
 
 
 class SpecError(ModelError):
