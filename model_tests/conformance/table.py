@@ -19,7 +19,7 @@ from quiesce.model.tours import drive
 from quiesce.model.traces import read
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "conformance.md"
-EXAMPLES = 200
+EXAMPLES = 100
 """Runs of lockstep in each small model."""
 COLUMNS = ("edges", "tours", "lockstep", "together", "excused")
 
