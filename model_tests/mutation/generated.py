@@ -69,10 +69,7 @@ LONG: dict[str, tuple[str, ...]] = {
             "broadcast_ring/test_processes.py::test_every_reader_sees_the_sequence",
         ),
     ),
-    "turns": (
-        "faults/test_lifetimes.py::test_an_exception_never_leaves_a_turn_taken",
-        "faults/test_lifetimes.py::test_interpreters_exit_with_work_in_flight",
-    ),
+    "turns": ("faults/test_lifetimes.py::test_an_exception_never_leaves_a_turn_taken",),
     "stage_handoff": ("stage_handoff/test_lockstep.py::test_the_link_keeps_step",),
     "transport": ("stage_handoff/test_gloo.py::test_a_dead_peer_ends_the_link",),
     "host_staging": ("stage_handoff/test_lockstep.py::test_staging_and_specification_agree",),

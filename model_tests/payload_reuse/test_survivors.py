@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -132,6 +134,22 @@ def test_a_sender_that_is_left_at_exit_does_not_linger(context: zmq.Context[Any]
     assert push.lingers == [0]
     with pytest.raises(Closed):
         sender.send(1)
+
+
+EXITS = """
+import atexit
+atexit.register(lambda: print(sender._closed))  # first, hence run last
+import zmq
+from quiesce.payload_reuse import PayloadSender
+sender = PayloadSender(zmq.Context().socket(zmq.PUSH))
+"""
+
+
+def test_an_interpreter_that_exits_closes_its_senders() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", EXITS], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert found.stdout == "True\n"
 
 
 def test_loans_are_waited_for_a_second_longer_than_the_socket_lingers(
