@@ -15,7 +15,7 @@ from pathlib import Path
 
 from quiesce.model import paths
 from quiesce.model.errors import ModelError
-from quiesce.model.manifest import Manifest, Mutant
+from quiesce.model.manifest import Manifest, Model, Mutant
 from quiesce.model.output import CheckResult, Counterexample, TraceStep
 from quiesce.model.values import parse, parse_state, show
 
@@ -23,8 +23,8 @@ _NAMED = re.compile(r"^\s*EXTENDS\s+(.*)$|\bINSTANCE\s+(\w+)", re.MULTILINE)
 _FORMAT = 1
 
 
-def modules(entry: Mutant, manifest: Manifest) -> list[Path]:
-    """The file of the mutant's module, and those of all modules that it extends or instantiates."""
+def modules(entry: Model | Mutant, manifest: Manifest) -> list[Path]:
+    """The file of the entry's module, and those of all modules that it extends or instantiates."""
     todo, found = [manifest.model(entry.name).module], dict[str, Path]()
     while todo:
         name = todo.pop(0)

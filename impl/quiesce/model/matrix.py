@@ -19,7 +19,6 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +28,7 @@ from quiesce.model.counterexamples import modules
 from quiesce.model.errors import ModelError, UnknownName
 from quiesce.model.manifest import Manifest, Mutant
 from quiesce.model.paths import source_tree
+from quiesce.model.pool import each
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -135,24 +135,15 @@ def run(
     """
     manifest = manifests.load()
     explained = reasons()
-    stop = threading.Event()
 
-    def row(mutant: Mutant) -> Row:
+    def row(mutant: Mutant, stop: threading.Event) -> Row:
         cells: dict[str, Cell] = {}
         for checker, cell in _cells(mutant.name, checkers, timeout, stop):
             cells[checker] = _explained(cell, explained.get((mutant.name, checker), ""))
             heard(mutant.name, checker, cells[checker])
         return Row(mutant.name, mutant.protocol, digest(mutant, manifest), cells)
 
-    with ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(row, mutant) for mutant in chosen]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            stop.set()
-            for future in futures:
-                future.cancel()
-            raise
+    return each(row, chosen, jobs)
 
 
 def _explained(cell: Cell, reason: str) -> Cell:

@@ -6,13 +6,12 @@ Either is worth a sentence: `spec/models/survivors.toml` has one for each.
 
 from __future__ import annotations
 
-import random
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +32,8 @@ from quiesce.model.actions import (
 from quiesce.model.errors import ModelError
 from quiesce.model.manifest import SMALL, Manifest, Model
 from quiesce.model.oracle import Oracle
-from quiesce.model.output import VIOLATIONS, Progress
+from quiesce.model.output import VIOLATIONS, CheckResult, Progress
+from quiesce.model.pool import each
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -41,8 +41,10 @@ else:
     import tomli as tomllib
 
 Fate = Literal["killed", "same", "weaker", "undetermined"]
+Key = tuple[str, str, str]
+"""The module, action and text of a guard."""
 TIMEOUT_S = 60.0
-"""Seconds that TLC may take on one model of a mutant."""
+"""Seconds that TLC may take on one model of a mutant unless told otherwise."""
 PROTOCOLS = ("payload_reuse", "broadcast_ring", "stage_handoff")
 
 
@@ -55,6 +57,11 @@ class Guard:
     text: str
     begin: tuple[int, int]
     end: tuple[int, int]
+
+    @property
+    def key(self) -> Key:
+        """What tells it from other guards, also after lines have moved."""
+        return self.module, self.action, self.text
 
     def dropped(self, source: str) -> str:
         """The module with TRUE in place of the guard; what follows on its line stays in its column."""
@@ -164,96 +171,152 @@ def reasons(manifest: Manifest) -> dict[tuple[str, str, str], str]:
         ) from error
 
 
+def models(protocol: str, manifest: Manifest) -> list[Model]:
+    """The small models of a protocol, those first that see most in least time.
+
+    Raises `ModelError` if there are none.
+    """
+    found = [m for m in manifest.models.values() if m.protocol == protocol and m.size == SMALL]
+    if not found:
+        raise ModelError(f"the manifest has no small model of {protocol!r}; choose {', '.join(PROTOCOLS)}")
+    # Invariants bound what a mutant can do; without any, its states may have no end.
+    return sorted(found, key=lambda model: (not manifest.config(model).invariants, model.distinct or 0))
+
+
+def held_against(guard: Key, protocol: str, manifest: Manifest) -> list[Model]:
+    """The models that a mutant is tried in: those of the protocol, and those of its environment alone."""
+    found = models(protocol, manifest)
+    own = [m for m in manifest.models.values() if m.size == SMALL and m.module == f"MC{guard[0]}"]
+    return found + [model for model in own if model not in found]
+
+
+def all_guards(protocol: str, manifest: Manifest) -> list[Guard]:
+    """The guards in the small models of a protocol, each once. Raises `ModelError` if there are no models."""
+    found: dict[Key, Guard] = {}
+    for model in models(protocol, manifest):
+        for guard in guards(Oracle.load(model.name, manifest=manifest)):
+            found.setdefault(guard.key, guard)
+    return list(found.values())
+
+
 def mutate(
     protocol: str,
     *,
     manifest: Manifest | None = None,
-    sample: int | None = None,
-    seed: int = 0,
+    chosen: Sequence[Guard] | None = None,
+    hints: Mapping[Key, str] | None = None,
     jobs: int = 2,
+    timeout: float = TIMEOUT_S,
+    seconds: float = float("inf"),
     heard: Callable[[Trial], None] = lambda trial: None,
 ) -> list[Trial]:
-    """Drop each guard of a protocol's specification, or `sample` of them, and check its small models.
+    """Drop each guard of a protocol's specification, or each of `chosen`, and check its small models.
 
-    `heard` is called with each trial as it ends. Raises `ModelError` for a protocol without small models.
+    `hints` names models that may kill a mutant, which are tried first. TLC may take `timeout` seconds on a model.
+    `heard` is called with each trial as it ends. After `seconds` no more are tried, and those under way are given up.
+    Raises `ModelError` for a protocol without small models.
     """
     manifest = manifest or manifests.load()
-    models = [m for m in manifest.models.values() if m.protocol == protocol and m.size == SMALL]
-    if not models:
-        raise ModelError(f"the manifest has no small model of {protocol!r}; choose {', '.join(PROTOCOLS)}")
-    models.sort(key=lambda model: model.distinct or 0)
-    found: dict[tuple[str, tuple[int, int]], Guard] = {}
-    for model in models:
-        for guard in guards(Oracle.load(model.name, manifest=manifest)):
-            found.setdefault((guard.module, guard.begin), guard)
-    chosen = list(found.values())
-    if sample is not None and sample < len(chosen):
-        chosen = random.Random(seed).sample(chosen, sample)
     explained = reasons(manifest)
-    small = [model for model in manifest.models.values() if model.size == SMALL]
+    end = time.monotonic() + seconds
+    if chosen is None:
+        chosen = all_guards(protocol, manifest)
 
-    stop = threading.Event()
+    plain = _Plain(manifest, timeout)
 
-    def go_on(progress: Progress) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
+    def tried(guard: Guard, stop: threading.Event) -> Trial | None:
+        def go_on(progress: Progress | None = None) -> None:
+            if stop.is_set() or time.monotonic() > end:
+                raise TimeoutError
 
-    def tried(guard: Guard) -> Trial:
-        # An environment's guard may matter only in the models of its own.
-        own = [model for model in small if model.module == f"MC{guard.module}" and model not in models]
-        reason = explained.get((guard.module, guard.action, guard.text), "")
-        trial = _try(guard, [*models, *own], manifest, reason, go_on)
+        hint = (hints or {}).get(guard.key)
+        order = held_against(guard.key, protocol, manifest)
+        order.sort(key=lambda model: (model.name != hint, guard.action in model.untaken))
+        try:
+            go_on()
+            fate, by = _fate(guard, order, plain, go_on)
+        except TimeoutError:
+            return None
+        trial = Trial(guard, fate, by, "" if fate == "killed" else explained.get(guard.key, ""))
         heard(trial)
         return trial
 
-    with ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(tried, guard) for guard in chosen]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            stop.set()
-            for future in futures:
-                future.cancel()
-            raise
+    return [trial for trial in each(tried, chosen, jobs) if trial]
 
 
-def _try(
-    guard: Guard,
-    models: Sequence[Model],
-    manifest: Manifest,
-    reason: str,
-    go_on: Callable[[Progress], None],
-) -> Trial:
+class _Plain:
+    """Runs of TLC on models, of a mutant or as they are."""
+
+    def __init__(self, manifest: Manifest, timeout: float) -> None:
+        self.manifest = manifest
+        self._timeout = timeout
+        self._sizes: dict[str, Size] = {}
+        self._lock = threading.Lock()
+
+    def run(
+        self, model: Model, where: Path, properties: bool, go_on: Callable[[Progress], None]
+    ) -> CheckResult:
+        """The model, with modules in `where` in place of its own; invariants alone, or its properties too."""
+        config = self.manifest.config(model)
+        # Without an invariant, the states of a mutant may have no end.
+        names = {**config.names, "invariant": config.invariants or ("TypeOK",)}
+        if not properties:
+            names["property"] = ()
+        # TLC takes what lies beside the module before what lies elsewhere.
+        module = Path(where, f"{model.module}.tla")
+        module.write_bytes((self.manifest.directory / module.name).read_bytes())
+        return tlc.run(
+            module,
+            replace(config, names=names),
+            libraries=self.manifest.libraries,
+            heap=1 << 30,
+            timeout=self._timeout,
+            coverage=False,
+            short=True,
+            progress=go_on,
+        )
+
+    def size(self, model: Model, go_on: Callable[[Progress], None]) -> Size:
+        """That of the model as it is."""
+        with self._lock, tempfile.TemporaryDirectory(prefix="quiesce-mutant-") as scratch:
+            if model.name not in self._sizes:
+                self._sizes[model.name] = _size(self.run(model, Path(scratch), False, go_on))
+            return self._sizes[model.name]
+
+
+Size = tuple[int, int, int]
+"""Distinct states, depth, and steps between states: without a guard there is no less of either."""
+
+
+def _size(result: CheckResult) -> Size:
+    return result.distinct, result.depth, result.generated
+
+
+def _fate(
+    guard: Guard, order: Sequence[Model], plain: _Plain, go_on: Callable[[Progress], None]
+) -> tuple[Fate, str]:
+    """What becomes of a mutant, and by which model and what it violates there."""
     fate: Fate = "same"
-    with tempfile.TemporaryDirectory(prefix="quiesce-mutant-") as scratch:
-        path = next(file for file in _places(guard.module, manifest.libraries) if file.is_file())
-        mutated = guard.dropped(path.read_text(encoding="utf-8"))
-        Path(scratch, path.name).write_text(mutated, encoding="utf-8")
-        for model in models:
-            # TLC takes what lies beside the module before what lies elsewhere.
-            module = Path(scratch, f"{model.module}.tla")
-            module.write_bytes((manifest.directory / module.name).read_bytes())
-            result = tlc.run(
-                module,
-                manifest.config(model),
-                libraries=manifest.libraries,
-                heap=1 << 30,
-                timeout=TIMEOUT_S,
-                coverage=False,
-                short=True,
-                progress=go_on,
-            )
-            if result.verdict == "parse":
-                raise ModelError(f"{guard.module} without {guard.text!r} is no module: {result.message}")
-            if result.verdict in VIOLATIONS or result.verdict == "evaluation":
-                return Trial(guard, "killed", f"{model.name}: {result.violated or 'TLC cannot evaluate it'}")
-            if not result.holds:
-                return Trial(guard, "undetermined", f"{model.name}: {result.verdict}", reason)
-            if (result.distinct, result.depth) != (model.distinct, model.depth):
-                fate = "weaker"
-    return Trial(guard, fate, "", reason)
-
-
-def _places(module: str, libraries: Sequence[Path]) -> Iterator[Path]:
-    for directory in libraries:
-        yield directory / f"{module}.tla"
+    late = ""
+    with tempfile.TemporaryDirectory(prefix="quiesce-mutant-") as name:
+        scratch = Path(name)
+        path = next(p for d in plain.manifest.libraries if (p := d / f"{guard.module}.tla").is_file())
+        scratch.joinpath(path.name).write_text(guard.dropped(path.read_text(encoding="utf-8")), "utf-8")
+        # The invariants of all models come before the properties of most, which cost several times as much.
+        for models in (order[:1], order[1:]):
+            todo = [(model, False) for model in models]
+            while todo:
+                model, properties = todo.pop(0)
+                result = plain.run(model, scratch, properties, go_on)
+                if result.verdict == "parse":
+                    raise ModelError(f"{guard.module} without {guard.text!r} is no module: {result.message}")
+                if result.verdict in VIOLATIONS or result.verdict == "evaluation":
+                    return "killed", f"{model.name}: {result.violated or 'TLC cannot evaluate it'}"
+                if not result.holds:
+                    late = f"{model.name}: {result.verdict}"
+                elif not properties and _size(result) != plain.size(model, go_on):
+                    # Where there is no other step, every property holds as it did.
+                    todo += [(model, True)] if plain.manifest.config(model).properties else []
+                    if (result.distinct, result.depth) != (model.distinct, model.depth):
+                        fate = "weaker"
+    return ("undetermined", late) if late else (fate, "")
