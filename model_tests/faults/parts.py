@@ -38,6 +38,8 @@ RING_SIZES = [
     5_000,
     SLOT_BYTES + 16_384,
 ]  # inline or copied, leased, copied, beside the slots
+KERNEL_BYTES = 16 << 10
+"""What the kernel is asked to keep of a ZMQ connection in each direction."""
 PAYLOAD_SIZES = [100, COPY_THRESHOLD, COPY_THRESHOLD + 8]
 
 
@@ -182,12 +184,13 @@ class Receiver(PayloadReceiver[Any]):
 
 
 def _socket(play: Play, context: zmq.Context[Any], kind: int, address: str, bind: bool) -> zmq.Socket[bytes]:
-    """A socket with as little room as there can be; where it bound, it says."""
+    """A socket with room for less than one large message; where it bound, it says."""
     socket = context.socket(kind)
     socket.linger = 0
     socket.sndhwm = socket.rcvhwm = 2
-    socket.setsockopt(zmq.SNDBUF, 1)
-    socket.setsockopt(zmq.RCVBUF, 1)
+    # Not less: a TCP window below a segment opens only when the sender probes it, every 200 ms.
+    socket.setsockopt(zmq.SNDBUF, KERNEL_BYTES)
+    socket.setsockopt(zmq.RCVBUF, KERNEL_BYTES)
     socket.reconnect_ivl = 10
     if bind:
         give_up_at = time.monotonic() + GIVE_UP_S
