@@ -37,7 +37,7 @@ Enough == seats >= 0
 ====
 """
 
-LEFT = {"payload_reuse": 15, "broadcast_ring": 50, "stage_handoff": 10}
+LEFT = {"payload_reuse": 12, "broadcast_ring": 50, "stage_handoff": 7}
 """Guards of each protocol that have not been tried yet."""
 SAMPLE = 2
 """Mutants of each protocol that are killed again."""
