@@ -140,11 +140,18 @@ def ring_reader(
     give_up_at = time.monotonic() + GIVE_UP_S
     while not most or len(play.report.got) < most:
         assert time.monotonic() < give_up_at, "nothing ends"
-        message = play.call("receive", lambda: reader.receive(TIMEOUT_S))
+        message = play.call("receive", lambda reader=reader: reader.receive(TIMEOUT_S))
         if isinstance(message, errors.QuiesceTimeout | Injected):
             if kept is not None:
                 check(kept)
             kept = None
+            continue
+        if "the writer refused" in str(message) and type(message) is errors.QuiesceError:
+            # It has not yet noticed the end of who had the rank, or not yet heard all it had told: ask again.
+            reader.close()
+            time.sleep(0.05)
+            reader = kind(RingHandle.from_json(handle), rank)
+            reader.lease_bytes = LEASE_BYTES
             continue
         if isinstance(message, Exception):
             play.report.end = type(message).__name__
