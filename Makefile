@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: check-model check-model-large fence-table docs pages test nightly mutants foreign soak lint format clean
+.PHONY: check-model check-model-large fence-table docs pages test nightly mutants mutant-sample foreign soak lint format clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -44,6 +44,11 @@ mutants: $(STAMP)
 	$(BIN)/quiesce matrix --write
 	mkdir -p .quiesce
 	$(BIN)/python -m model_tests.mutation.generated --seconds $(MUTANT_SECONDS) --json .quiesce/mutants.jsonl
+
+# A few of these, the same each time, as CI tries them: a survivor without a reason is an error.
+mutant-sample: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mutation]'
+	$(BIN)/python -m model_tests.mutation.generated payload_reuse payload_receiver lifecycle transport --quick --seed 7 --sample 8
 
 # Each protocol at full load, then crash points, for SECONDS altogether; figures to stdout and .quiesce/soak.json.
 SECONDS ?= 1800

@@ -254,8 +254,8 @@ def score(trials: Sequence[Trial]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Try mutants until there are no more, or no more time; print each trial, and the score."""
+def main() -> int:
+    """Try mutants until there are no more, or no more time; print each trial, and the score. 1 if any survived."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("modules", nargs="*", metavar="MODULE", help="all, if none is named")
     parser.add_argument("--sample", type=int, help="so many mutants, spread over the modules")
@@ -305,7 +305,8 @@ def main() -> None:
                 with options.json.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(trial)) + "\n")
     print(score(list(trials.values())))
+    return int(any(trial.fate == "survived" for trial in trials.values()))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
