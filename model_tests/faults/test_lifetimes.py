@@ -232,10 +232,14 @@ import os, tempfile, torch, torch.distributed as dist
 from quiesce.stage_handoff import StageLink
 from quiesce.transport import TorchTransport
 folder = tempfile.mkdtemp()
+hears, tells = os.pipe()
 if os.fork() == 0:
     dist.init_process_group("gloo", init_method=f"file://{folder}/s", rank=1, world_size=2)
+    os.close(tells)
+    os.read(hears, 1)  # not gone before the other is connected
     os._exit(0)
 dist.init_process_group("gloo", init_method=f"file://{folder}/s", rank=0, world_size=2)
+os.write(tells, b"!")
 link = StageLink(TorchTransport(), source=1, to=1)
 try:
     link.isend_tensor_dict({"x": torch.zeros(1 << 20)})

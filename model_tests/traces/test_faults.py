@@ -47,17 +47,17 @@ class ReceiveNotPosted(StageLink):
 
 SLOW = runs.Payload(messages=20, delay=0.002, seed=5)
 CUT = replace(SLOW, kill=Interrupt("SendPart", "end", 4), large=True)
-PAYLOAD: dict[str, tuple[runs.Payload, str]] = {
-    "last_frame_tracker": (SLOW, "Remember"),
-    "copied_frame_tracker": (SLOW, "Remember"),
-    "no_tracker": (SLOW, "Remember"),
-    "recycled_at_send": (SLOW, "Remember"),
-    "recycled_at_receive": (SLOW, "Remember"),
-    "recycled_twice": (SLOW, "Recycle"),
-    "free_list_unbounded": (replace(SLOW, messages=8, free_limit=1, high_water=100), "Recycle"),
-    "orphan_part": (CUT, "Remember"),
+PAYLOAD: dict[str, tuple[runs.Payload, set[str]]] = {
+    "last_frame_tracker": (SLOW, {"Remember"}),
+    "copied_frame_tracker": (SLOW, {"Remember"}),
+    "no_tracker": (SLOW, {"Remember"}),
+    "recycled_at_send": (SLOW, {"Remember"}),
+    "recycled_at_receive": (SLOW, {"Remember"}),
+    "recycled_twice": (SLOW, {"Recycle", "DropSurplus"}),
+    "free_list_unbounded": (replace(SLOW, messages=8, free_limit=1, high_water=100), {"Recycle"}),
+    "orphan_part": (CUT, {"Remember"}),
 }
-"""The run, and the action that gives the fault away."""
+"""The run, and the actions of which one gives the fault away: whether a buffer is kept depends on how many are free."""
 
 LATE = runs.Ring(messages=12, delay=0.01, seed=5)
 RING: dict[str, tuple[runs.Ring, set[str]]] = {
@@ -95,7 +95,7 @@ def test_a_faulty_sender_is_rejected(fault: str, tmp_path: Path) -> None:
     found = verdict(tmp_path / "faulty")
     assert found.outcome == "rejected", found
     assert found.event is not None
-    assert found.event.action == guilty, found.explanation.message
+    assert found.event.action in guilty, found.explanation.message
 
 
 @pytest.mark.parametrize("run", [SLOW, CUT], ids=["slow", "cut"])
