@@ -124,7 +124,8 @@ def _drive(play: Play, measured: Measured, send: Callable[[dict[str, Any]], Any]
         message = content(number)
         try:
             send(message)
-        except (errors.QuiesceTimeout, errors.PeerDied):  # nobody has it: a guest may be killed between two parts
+        except (errors.QuiesceTimeout, errors.PeerDied):
+            # Nobody has it: a guest may be killed between two parts.
             measured.look()
             continue
         measured.count(message["numbers"].nbytes, False)
