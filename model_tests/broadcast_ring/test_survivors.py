@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from model_tests.broadcast_ring.processes import START_S, until
+from model_tests.forking import forked, status
 
 from quiesce import events
 from quiesce.broadcast_ring import BroadcastRing
@@ -33,20 +32,6 @@ def joined(**options: Any) -> Iterator[tuple[BroadcastRing, RingReader]]:
     ):
         ring.wait_until_ready(START_S)
         yield ring, reader
-
-
-def status(call: Callable[[], object]) -> int:
-    """How a forked process ends that makes a call: 0 if it returns."""
-    child = os.fork()
-    if not child:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(20)  # ends it if it hangs
-        try:
-            call()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @pytest.mark.parametrize(
@@ -148,7 +133,7 @@ def test_a_forked_child_lets_nothing_go_and_closes_nothing() -> None:
         ring.publish(torch.zeros(LEASE_BYTES, dtype=torch.uint8))
         held = [reader.receive(START_S)]
         for call in (held.clear, reader.close, ring.close):
-            assert status(call) == 0
+            assert status(forked(call, 20)) == 0
         ring._collect()
         assert ring.counters().in_flight == 1
         ring.publish("goes on")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import struct
 import time
 import weakref
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from model_tests.forking import forked, status
 
 from quiesce import transport
 from quiesce.errors import DecodeError, PeerDied, QuiesceError, QuiesceTimeout
@@ -36,17 +36,7 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Peer]:
         dist.barrier()
 
     def begin(peer: Callable[[], object]) -> TorchTransport:
-        child = os.fork()
-        if not child:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(30)  # ends it if it hangs
-            try:
-                join(1)
-                peer()
-                os._exit(0)
-            finally:
-                os._exit(1)
-        children.append(child)
+        children.append(forked(lambda: (join(1), peer()), 30))
         join(0)
         return TorchTransport()
 
@@ -54,7 +44,7 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Peer]:
     if dist.is_initialized():
         dist.destroy_process_group()
     for child in children:
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert status(child) == 0
 
 
 def test_messages_and_tensors_go_both_ways_and_apart(beside: Peer) -> None:
