@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import typer
@@ -58,6 +59,15 @@ def complete_models(incomplete: str) -> list[tuple[str, str]]:
 def complete_mutants(incomplete: str) -> list[tuple[str, str]]:
     """Mutants for the shell, with the bug each reproduces."""
     return _entries(incomplete, False)
+
+
+def completing(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """Completes one of `names` for the shell."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete
 
 
 def _entries(incomplete: str, models: bool) -> list[tuple[str, str]]:

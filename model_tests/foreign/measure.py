@@ -26,6 +26,7 @@ from model_tests.foreign.vllm_sender import Alone0260, Vllm0260, Vllm0330
 from model_tests.foreign.wire import version as version_of
 from model_tests.stepper import PATIENCE
 
+from quiesce.bench.peers import remove_sockets
 from quiesce.model.adapter import Adapter, Divergence, Run
 
 PAYLOAD = 200_000
@@ -123,7 +124,8 @@ def _ring(version: str, chunks: int, chunk_bytes: int, **options: Any) -> Iterat
     """A writer and one reader."""
     shm: Any = loading.module(version, NAME)
     writer = shm.MessageQueue(1, 1, max_chunk_bytes=chunk_bytes, max_chunks=chunks, **options)
-    reader = shm.MessageQueue.create_from_handle(writer.export_handle(), 0)
+    handle = writer.export_handle()
+    reader = shm.MessageQueue.create_from_handle(handle, 0)
     for end in (writer, reader):
         end.local_socket.rcvtimeo = int(1000 * PATIENCE)
         end.wait_until_ready()
@@ -137,6 +139,7 @@ def _ring(version: str, chunks: int, chunk_bytes: int, **options: Any) -> Iterat
                     socket.close(linger=0)
             end.local_socket.close(linger=0)
             end.local_socket.context.term()
+        remove_sockets(handle)
 
 
 def _message(kind: str, count: int, number: int) -> Any:

@@ -15,6 +15,7 @@ from model_tests.foreign import loading
 from model_tests.foreign.wire import Ended
 from model_tests.stepper import PATIENCE, Stepper, Stop
 
+from quiesce.bench.peers import remove_sockets
 from quiesce.events import action
 from quiesce.model import ModelValue, Oracle, State, Step
 from quiesce.model.adapter import Adapter, does, lets
@@ -89,9 +90,9 @@ class Ring(Adapter):
             self.queue = self.shm.MessageQueue(
                 len(self.readers), len(self.readers), max_chunk_bytes=CHUNK, max_chunks=len(self.slots)
             )
-            handle = self.queue.export_handle()
+            self.handle = self.queue.export_handle()
             self.ends = [
-                self.shm.MessageQueue.create_from_handle(handle, n) for n, _ in enumerate(self.readers)
+                self.shm.MessageQueue.create_from_handle(self.handle, n) for n, _ in enumerate(self.readers)
             ]
         for rank, end in enumerate(self.ends):
             end.buffer.rank = rank
@@ -336,6 +337,7 @@ class Ring(Adapter):
                     socket.close(linger=0)
             end.local_socket.close(linger=0)
             end.local_socket.context.term()
+        remove_sockets(self.handle)
         for end in (*self.ends, self.queue):
             memory = end.buffer.shared_memory
             try:

@@ -79,12 +79,20 @@ def test_a_name_unlike_any_is_answered_with_some_and_how_many_more() -> None:
     assert str(UnknownName("model", "zzz", known[:2])).endswith("there are: model_00, model_01")
 
 
-def test_the_shell_completes_mutants() -> None:
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("quiesce explain last_f", "last_frame_tracker"),
+        ("quiesce mutate pay", "payload_reuse"),
+        ("quiesce matrix --checker lock", "lockstep"),
+    ],
+)
+def test_the_shell_completes_names(words: str, found: str) -> None:
     environment = {
         **os.environ,
         "_QUIESCE_COMPLETE": "complete_bash",
-        "COMP_WORDS": "quiesce explain last_f",
-        "COMP_CWORD": "2",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count(" ")),
     }
     command = [
         sys.executable,
@@ -92,7 +100,7 @@ def test_the_shell_completes_mutants() -> None:
         "import sys; sys.argv = ['quiesce']; from quiesce.cli import main; main()",
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
-    assert done.stdout.split() == ["last_frame_tracker"]
+    assert done.stdout.split() == [found]
 
 
 @pytest.mark.parametrize(
@@ -102,6 +110,7 @@ def test_the_shell_completes_mutants() -> None:
         (["report", "-o", "{folder}"], "is a folder; name a file"),
         (["report", "--results", "{folder}/none"], "does not exist"),
         (["explain", "last_frame_tracker", "--html", "{folder}/none/page.html"], "there is no folder"),
+        (["bench", "codec", "--json", "{folder}/none/figures.json"], "there is no folder"),
         (["bench", "plots", "{folder}/none.json"], "none.json: No such file or directory"),
     ],
 )

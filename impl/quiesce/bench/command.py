@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-Json = Annotated[Path | None, typer.Option("--json", help="Write the figures here.")]
+from quiesce.console import writable
+
+Json = Annotated[Path | None, typer.Option("--json", help="Write the figures here.", callback=writable)]
 
 bench = typer.Typer(no_args_is_help=True, help="Time what this project does, beside others.")
 

@@ -106,7 +106,8 @@ class Vllm(Way):
         self.queue = vllm_module().MessageQueue(
             readers, readers, max_chunk_bytes=16 << 20, max_chunks=10, enable_shm_tensor_arena=arena
         )
-        handle = dataclasses.asdict(self.queue.export_handle())
+        self.handle = self.queue.export_handle()
+        handle = dataclasses.asdict(self.handle)
         self.arguments = [("vllm", handle, rank, 0.0) for rank in range(readers)]
 
     def ready(self) -> None:
@@ -118,6 +119,14 @@ class Vllm(Way):
 
     def close(self) -> None:
         del self.queue
+        remove_sockets(self.handle)
+
+
+def remove_sockets(handle: Any) -> None:
+    """Remove the files that sockets of vLLM's queue with this handle leave behind."""
+    for address in vars(handle).values():
+        if isinstance(address, str) and address.startswith("ipc:///"):
+            Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
 
 
 def vllm_receiver(handle: dict[str, Any], rank: int) -> Callable[[], Any]:

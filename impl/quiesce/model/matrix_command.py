@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from quiesce.console import FOUND, HOLDS, complete_mutants, output
+from quiesce.console import FOUND, HOLDS, complete_mutants, completing, output
 from quiesce.model.errors import UnknownName
 from quiesce.model.matrix import CHECKERS, TIMEOUT_S, Cell, Row, mutants, run, write
 
@@ -26,7 +26,11 @@ def matrix(
     ] = None,
     checkers: Annotated[
         list[str] | None,
-        typer.Option("--checker", help=f"Only this one of {', '.join(CHECKERS)}; repeatable."),
+        typer.Option(
+            "--checker",
+            help=f"Only this one of {', '.join(CHECKERS)}; repeatable.",
+            autocompletion=completing(CHECKERS),
+        ),
     ] = None,
     keep: Annotated[
         bool, typer.Option("--write", help="Keep the results, and write docs/mutation.md.")

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from quiesce.console import FOUND, HOLDS, UNDETERMINED, output
+from quiesce.console import FOUND, HOLDS, UNDETERMINED, completing, output
 from quiesce.model.manifest import load
 from quiesce.model.mutation import PROTOCOLS, TIMEOUT_S, Guard, Trial, all_guards, reasons
 from quiesce.model.mutation import mutate as run
@@ -26,7 +26,12 @@ _WRITING = threading.Lock()
 
 def mutate(
     protocols: Annotated[
-        list[str] | None, typer.Argument(metavar="[PROTOCOL]...", help=f"Of {', '.join(PROTOCOLS)}; all.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[PROTOCOL]...",
+            help=f"Of {', '.join(PROTOCOLS)}; all.",
+            autocompletion=completing(PROTOCOLS),
+        ),
     ] = None,
     sample: Annotated[
         int | None, typer.Option(min=1, help="So many guards of each protocol, not all.")
