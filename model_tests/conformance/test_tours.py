@@ -29,6 +29,7 @@ QUICK: list[tuple[type[Adapter], str]] = [
     (Ring, "comings"),
     (Stage, "gloo"),
     (Stage, "two dicts"),
+    (Stage, "an exception"),
     (Stage, "one step, fresh"),
     (Stage, "one step, gathered"),
 ]

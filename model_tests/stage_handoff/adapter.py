@@ -40,6 +40,10 @@ WITHIN = {
 }
 
 
+class Interrupted(BaseException):
+    """What a signal handler might raise, in a call of the link or between two."""
+
+
 def version(memory: torch.Tensor, known: int) -> int:
     """The version a block holds as a whole; 0 for anything else."""
     values = memory.unique().tolist()
@@ -91,6 +95,7 @@ class Stage(Adapter):
         "two steps": {"Steps": "2", "InFlight": "1"},
         "one step, fresh": {"Fresh": "TRUE", "Steps": "1", "InFlight": "1"},
         "one step, gathered": {"Gather": "TRUE", "Steps": "1", "InFlight": "1"},
+        "an exception": {"Flavour": '"gloo"', "Steps": "1", "InFlight": "1", "MayInterrupt": "TRUE"},
     }
     reasons = {
         "what has arrived is reaped before forward, or when too much is on its way": (
@@ -99,6 +104,9 @@ class Stage(Adapter):
                 and not _reaps(state, step.parameters["r"])
                 and state["at"][step.parameters["r"] - 1] != "forward"
             )
+        ),
+        "the ranks are of one process, and have no connection that could break": (
+            lambda state, step: step.action == "FindPeerGone"
         ),
     }
     shape = Shape(scratch=False)
@@ -152,6 +160,19 @@ class Stage(Adapter):
     def run(self, s: tuple[int, str]) -> None:
         named = self.named()
         self.pipeline.world.run(next(stream for stream in named if named[stream] == s))
+
+    @does("Interrupt")
+    def interrupt(self, r: int) -> None:
+        """Where its host stands: within a call of the link, or between two, so that it leaves the link's block."""
+        rank, host = self.pipeline.ranks[r - 1], self.hosts[r - 1]
+        error = Interrupted()
+        if host.running:
+            stop = host.resume(error)
+            assert stop.fields.get("error") is error, stop
+        else:
+            rank.link.__exit__(Interrupted, error, None)
+        self.within[r - 1] = ""
+        rank.at = "failed"
 
     @lets(*HOST, "ReapMetadata")
     def go_on(self, wanted: Step) -> None:
@@ -211,7 +232,7 @@ class Stage(Adapter):
         return self.blocks[address]
 
     def can(self, step: Step) -> bool:
-        if step.action in STREAMS or step.action == "Done":
+        if step.action in (*STREAMS, "Interrupt", "Done"):
             return True
         rank = self.pipeline.ranks[step.parameters["r"] - 1]
         if step.action != "ReapMetadata":
@@ -241,6 +262,7 @@ class Stage(Adapter):
             found[f"rank {rank.number}"] = {
                 "at": WITHIN.get(within, rank.at),
                 "step": rank.step,
+                "has ended": bool(rank.link._closed),
                 "handles": {
                     (named[h.event.point[0]], h.event.point[1])  # type: ignore[attr-defined]
                     for h in rank.link._unsettled
@@ -272,13 +294,18 @@ class Stage(Adapter):
         }
         for index, within in enumerate(self.within):
             metadata = state["metadata"][index]
+            failed = state["at"][index] == "failed"
             found[f"rank {index + 1}"] = {
                 "at": state["at"][index],
                 "step": state["step"][index],
+                "has ended": failed,
                 "handles": {(p["stream"], p["count"]) for p in state["handles"][index]},
                 "metadata": (metadata["sent"], metadata["taken"], metadata["reaped"]),
                 "can go on": within != "" or any(self._moves(state, step, index + 1) for step in steps),
             }
+            if failed:  # what it has sent is nobody's to settle or reap any more
+                seen = self.view()[f"rank {index + 1}"]
+                found[f"rank {index + 1}"] |= {name: seen[name] for name in ("handles", "metadata")}
         return found
 
     def _moves(self, state: State, step: Step, r: int) -> bool:

@@ -101,7 +101,7 @@ class Rank:
     def may_move(self) -> bool:
         """Whether the host's next call would return without anybody else's host moving."""
         gloo = self.shape.flavour == "gloo"
-        if self.at == "done" or (gloo and self.backend.current().queue):
+        if self.at in ("done", "failed") or (gloo and self.backend.current().queue):
             return False
         blocked = getattr(self.link, "blocked_on", None)
         if blocked and not blocked.received:
