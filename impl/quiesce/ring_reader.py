@@ -88,7 +88,12 @@ class RingReader:
             self._socket = self._context.socket(zmq.DEALER)
             self._socket.setsockopt(zmq.RCVHWM, 0)
             self._connect(handle)
-        self._join()
+        try:
+            self._join()
+        except BaseException:
+            # The greeting may be on its way: with no goodbye behind it the rank would be taken as long as we live.
+            self._close()
+            raise
 
     # ------------------------------------------------------------------------------------------ what callers use
 

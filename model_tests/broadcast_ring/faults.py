@@ -50,6 +50,17 @@ class LoanWrittenAfterPublish(BroadcastRing):
         return super()._recyclable()
 
 
+class LoanRecycled(BroadcastRing):
+    def _recyclable(self) -> list[int]:
+        kept = [slot for slot in self._loaned if slot not in self._free and slot != self._current]
+        return [*super()._recyclable(), *(slot for slot in kept if not self._holders[slot])]
+
+
+class LoanAfterClose(BroadcastRing):
+    def _begin(self, deadline: Deadline) -> Deadline:
+        return deadline if self._closed else super()._begin(deadline)
+
+
 class BodyNotCopied(BroadcastRing):
     @staticmethod
     def _private(frames: list[Buffer]) -> list[Buffer]:
@@ -196,6 +207,7 @@ WRITERS: dict[str, type[BroadcastRing]] = {
     "holders_after_posts": HoldersAfterPosts,
     "notify_before_publish": NotifyBeforePublish,
     "loan_written_after_publish": LoanWrittenAfterPublish,
+    "loan_recycled": LoanRecycled,
     "body_not_copied": BodyNotCopied,
     "lap_reader": LapReader,
     "exclude_while_dying": ExcludeWhileDying,
@@ -211,6 +223,6 @@ READERS: dict[str, type[RingReader]] = {
 }
 PROGRESS = {
     "no_overflow", "death_unnoticed", "sleep_after_check", "writer_death_unnoticed", "joiner_waits_for_the_dead",
-    "skip_lost_body",
+    "skip_lost_body", "loan_after_close",
 }  # fmt: skip
-"""Faults that only show in that something never happens, or when a process has died; `test_progress` catches them."""
+"""Faults that show in that something never happens, or when somebody has ended; `test_progress` catches them."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from functools import partial
 
 import pytest
 import torch
 from model_tests.broadcast_ring.faults import (
     DeathUnnoticed,
     JoinerWaitsForTheDead,
+    LoanAfterClose,
     NoOverflow,
     SkipLostBody,
     SleepAfterCheck,
@@ -179,6 +181,34 @@ def test_one_that_never_was_let_in_is_replaced() -> None:
             assert reader.receive(START_S) == "here"
 
 
+class Interrupted(RingReader):
+    """Ctrl-C when the greeting has been sent."""
+
+    def _join(self) -> None:
+        super()._join()
+        raise KeyboardInterrupt
+
+
+class InterruptedFar(Interrupted, RemoteReader):
+    """The same of a remote one."""
+
+
+@pytest.mark.parametrize("reader_class", [Interrupted, InterruptedFar])
+def test_one_that_is_interrupted_while_it_greets_leaves_no_trace(reader_class: type[RingReader]) -> None:
+    remote = reader_class is InterruptedFar
+    readers, bind = (0, "ipc://@quiesce-test-interrupted") if remote else (1, None)
+    with BroadcastRing(readers, slots=2, slot_bytes=4096, remote=int(remote), bind=bind) as ring:
+        with pytest.raises(KeyboardInterrupt) as kept:
+            reader_class(ring.handle, 0)
+        assert ring._socket.poll(1e3 * START_S)
+        until(lambda: _is_missing(ring))
+        with (RemoteReader if remote else RingReader)(ring.handle, 0) as reader:
+            ring.wait_until_ready(START_S)
+            ring.publish("here")
+            assert reader.receive(START_S) == "here"
+        assert kept.value is not None
+
+
 def _is_missing(ring: BroadcastRing) -> bool:
     try:
         ring.wait_until_ready(0.0)
@@ -237,6 +267,22 @@ def test_leases_end_in_any_thread() -> None:
             thread.join(START_S)
         ring._collect()
         assert sorted(ring._free) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("ring_class", "refuses"), [(BroadcastRing, True), (LoanAfterClose, False)])
+def test_a_closed_ring_gives_out_nothing(ring_class: type[BroadcastRing], refuses: bool) -> None:
+    with ring_class(1, slots=2, slot_bytes=4096) as ring:
+        before = ring.empty((1,), torch.int64).fill_(7)
+        ring.close()
+        if refuses:
+            for call in (partial(ring.empty, (1,)), partial(ring.publish, "late"), ring.wait_until_ready):
+                with pytest.raises(Closed):
+                    call()
+            assert sorted(ring._loaned) == [1]
+            assert ring._free == [0]
+        else:
+            assert ring.empty((1,)).shape == (1,)
+        assert int(before) == 7
 
 
 def test_an_error_that_is_raised_again_keeps_no_frames() -> None:
