@@ -177,7 +177,8 @@ CanPublish == writer = "up" /\ sequence < Messages /\ Room
 
 \* `empty`: the writer takes a slot to build a tensor in.
 Loan(s) ==
-    /\ Loans /\ writer = "up" /\ step = "idle" /\ sequence < Messages
+    /\ Loans /\ step = "idle"
+    /\ writer = "up" \/ (Fault = "loan_after_close" /\ writer = "closed")
     /\ slot[s] = "free"
     /\ slot' = [slot EXCEPT ![s] = "held"]
     /\ loaned' = loaned \union {s}
@@ -333,7 +334,8 @@ Vacate(r) ==
 \* R4, R8
 Recycle(s) ==
     /\ writer = "up"
-    /\ slot[s] \in {"held", "lent"} /\ s \notin loaned /\ current # s
+    /\ slot[s] \in {"held", "lent"} /\ current # s
+    /\ s \notin loaned \/ Fault = "loan_recycled"
     /\ holders[s] = {} \/ (Fault = "ignore_one_reader" /\ Cardinality(holders[s]) = 1)
     /\ slot' = [slot EXCEPT ![s] = "free"]
     /\ UNCHANGED <<writer, step, current, sequence, unsent, unposted, loaned, holders, admitted, sharedVars, readerVars, loans>>
@@ -558,6 +560,9 @@ Spec == Safety /\ Fairness
 \* R1, R4, R5, R8: whoever was promised a message in a slot finds it there, whenever it looks.
 NoTornRead == \A l \in loans : content[l.buffer] = l.version
 
+\* R8: a slot is not reused while a tensor of the writer lives in it.
+LoansAreKept == \A s \in loaned : slot[s] # "free"
+
 \* R2, R3: the entry a reader opens is the next one.
 EntryIsDue == \A r \in Local : Idle(r) \/ opened[r].seq = cursor[r]
 
@@ -565,6 +570,17 @@ EntryIsDue == \A r \in Local : Idle(r) \/ opened[r].seq = cursor[r]
 InSequence ==
     \A r \in Readers : life[r] = "in" =>
         got[r] = IF r \in Remote \/ Idle(r) THEN cursor[r] ELSE cursor[r] - 1
+
+\* Who has ended does nothing more: neither a writer that has closed or died, nor a reader whose process is gone.
+OnlyTheLivingAct ==
+    [][/\ writer # "up" => UNCHANGED <<writerVars, content, entries>>
+       /\ \A r \in Readers :
+            /\ writer # "up" /\ life'[r] = "out" => life[r] = "out"
+            /\ life[r] \in {"out", "dead"} =>
+                 /\ life'[r] \in {life[r], "out", "joining"}
+                 /\ cursor'[r] = cursor[r] /\ got'[r] = got[r] /\ Len(notices'[r]) <= Len(notices[r])
+                 /\ r \in Local => grip'[r] = grip[r] /\ opened'[r] = opened[r] /\ copying'[r] = copying[r]
+      ]_vars
 
 \* Every message reaches every reader that stays, and so every publication completes.
 EveryMessageArrives ==
@@ -591,6 +607,7 @@ Lifecycle == INSTANCE BufferLifecycle WITH
 
 RefinesBufferLifecycle == Lifecycle!Safety
 
-THEOREM Safety => [](TypeOK /\ NoTornRead /\ EntryIsDue /\ InSequence) /\ RefinesBufferLifecycle
+THEOREM Safety => [](TypeOK /\ NoTornRead /\ LoansAreKept /\ EntryIsDue /\ InSequence)
+THEOREM Safety => OnlyTheLivingAct /\ RefinesBufferLifecycle
 THEOREM Spec => EveryMessageArrives /\ WriterFinishes /\ DeathIsNoticed /\ NobodyWaitsForTheDead
 =============================================================================

@@ -526,7 +526,7 @@ SUITE = Suite(
     VARIANTS,
     {
         "release_with_a_view": "views",
-        "loan_written_after_publish": "loans",
+        **dict.fromkeys(("loan_written_after_publish", "loan_recycled"), "loans"),
         **dict.fromkeys(("body_not_copied", "forget_pending_body"), "bodies"),
         "lap_reader": "three messages",
         "holders_after_posts": "deaths",

@@ -15,7 +15,7 @@ QUICK = {
 }
 
 _SHOWS_ELSEWHERE = (
-    "only shows in that something never happens, or when a process has died; ordinary tests catch it"
+    "only shows in that something never happens, or when somebody has ended; ordinary tests catch it"
 )
 _DEPARTS = "the variant leaves the mutant's schedule, and its harm needs another one; lockstep catches it"
 
@@ -30,6 +30,7 @@ NOT_REPLAYED = {
             "writer_death_unnoticed",
             "joiner_waits_for_the_dead",
             "skip_lost_body",
+            "loan_after_close",
             "holders_after_posts",
             "goes_on_halfway",
             "peer_death_unnoticed",
@@ -52,6 +53,7 @@ NOT_REPLAYED = {
     "pending_forgotten": "over inproc nobody reads what was queued for a peer that died",
     "lap_reader": "it needs more messages than the small models have",
     "stale_notices": "it needs more messages than the small models have",
+    "loan_recycled": "the schedule ends before the slot is filled again",
     "tensor_not_kept": "the schedule ends before anybody writes the freed block",
     "pending_unbounded": "no bytes are harmed: memory grows; an ordinary test counts it",
     "refill_breaks_the_law": "the variant of ignore_one_reader, seen by the law",

@@ -115,6 +115,8 @@ CODE = {
     "notify_before_publish": "ring_writer RingWriter._announce: self._unposted = {",
     "release_with_a_view": _MAPPING,
     "loan_written_after_publish": "ring_writer RingWriter._loans_in: if slot in self._held}",
+    "loan_recycled": "ring_writer RingWriter._recyclable: if slot not in self._loaned",
+    "loan_after_close": "broadcast_ring BroadcastRing._begin: if self._closed",
     "body_not_copied": "ring_writer RingWriter._overflow: self._private(frames)",
     "forget_pending_body": "ring_reader RingReader._next_frames: if self._opened is None",
     "lap_reader": "ring_writer RingWriter._await_room: self._behind(rank, peer) >= window",
