@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
 from functools import partial
+from multiprocessing.connection import Connection
 
 import pytest
 import torch
 from model_tests.broadcast_ring.faults import (
     DeathUnnoticed,
+    ForgetPendingBody,
+    HoldersAfterPosts,
     JoinerWaitsForTheDead,
     LoanAfterClose,
     NoOverflow,
     SkipLostBody,
     SleepAfterCheck,
+    StaleNotices,
     WriterDeathUnnoticed,
 )
 from model_tests.broadcast_ring.processes import START_S, Child, RingHandle, until
@@ -23,6 +28,9 @@ from model_tests.broadcast_ring.processes import START_S, Child, RingHandle, unt
 from quiesce.broadcast_ring import BroadcastRing
 from quiesce.errors import Closed, PeerDied, QuiesceError, QuiesceTimeout
 from quiesce.ring_reader import LEASE_BYTES, RemoteReader, RingReader
+
+ELEMENTS = 1 << 18
+"""Elements of four bytes in a message that is leased."""
 
 
 @pytest.mark.parametrize(("reader_class", "slept_through"), [(RingReader, False), (SleepAfterCheck, True)])
@@ -179,6 +187,95 @@ def test_one_that_never_was_let_in_is_replaced() -> None:
             ring.wait_until_ready(START_S)
             ring.publish("here")
             assert reader.receive(START_S) == "here"
+
+
+def _take_and_let_go(handle: RingHandle, told: Connection) -> None:
+    with RingReader(handle, 0) as reader:
+        value = reader.receive(START_S)
+        del value
+        told.send("let go")
+        told.poll(START_S)
+
+
+def _keeps_its_lease(ring_class: type[BroadcastRing]) -> bool:
+    """Whether a lease lasts though the reader before was killed with word of its release on the way."""
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    with ring_class(1, slots=1, slot_bytes=2 << 20) as ring:
+        first = spawn.Process(target=_take_and_let_go, args=(ring.handle, theirs))
+        first.start()
+        try:
+            ring.wait_until_ready(START_S)
+            ring.publish(torch.zeros(ELEMENTS), START_S)
+            assert ours.poll(START_S)
+        finally:
+            first.kill()
+            first.join(START_S)
+        with RingReader(ring.handle, 0) as reader:
+            assert ring._socket.poll(int(1e3 * START_S)), "no greeting came"
+            ring.publish(torch.full((ELEMENTS,), 2.0), START_S)
+            kept = reader.receive(START_S)
+            ring.publish(torch.full((ELEMENTS,), 3.0), START_S)
+            return bool((kept == 2.0).all())
+
+
+@pytest.mark.parametrize(("ring_class", "keeps"), [(BroadcastRing, True), (StaleNotices, False)])
+def test_what_a_dead_reader_told_is_not_its_successors(ring_class: type[BroadcastRing], keeps: bool) -> None:
+    """Lockstep rarely lets a reader die at this moment and another come to the one slot."""
+    assert _keeps_its_lease(ring_class) is keeps
+
+
+@pytest.mark.parametrize(("ring_class", "comes_free"), [(BroadcastRing, True), (HoldersAfterPosts, False)])
+def test_a_reader_may_let_go_before_the_next_is_told(
+    ring_class: type[BroadcastRing], comes_free: bool
+) -> None:
+    class Eager(ring_class):  # type: ignore[misc,valid-type]
+        """Its first reader has received, and let go, before the second is posted."""
+
+        def _post(self, rank: int) -> None:
+            super()._post(rank)
+            if self._sequence == 1:
+                assert readers[rank].receive(START_S) == "early"
+                self._collect()
+
+    with (
+        Eager(2, slots=1, slot_bytes=4096) as ring,
+        RingReader(ring.handle, 0) as first,
+        RingReader(ring.handle, 1) as second,
+    ):
+        readers = [first, second]
+        ring.wait_until_ready(START_S)
+        ring.publish("early")
+        ring._collect()
+        assert (ring._free == [0]) is comes_free
+
+
+@pytest.mark.parametrize(("reader_class", "got"), [(RingReader, ["body", 1]), (ForgetPendingBody, [1])])
+def test_a_body_may_come_after_the_wait_for_it_ran_out(
+    reader_class: type[RingReader], got: list[object]
+) -> None:
+    may_send = threading.Event()
+
+    class Slow(BroadcastRing):
+        """Announces a body, and sends it when it may."""
+
+        def _send_body(self, rank: int) -> None:
+            may_send.wait(START_S)
+            super()._send_body(rank)
+
+    with Slow(1, slots=1, slot_bytes=4096) as ring, reader_class(ring.handle, 0) as reader:
+        ring.wait_until_ready(START_S)
+        body = torch.zeros(LEASE_BYTES, dtype=torch.uint8)
+        publisher = threading.Thread(target=ring.publish, args=(body,))
+        publisher.start()
+        until(lambda: reader._words.posts.value() or None)
+        with pytest.raises(QuiesceTimeout):
+            reader.receive(0.01)
+        may_send.set()
+        publisher.join(START_S)
+        ring.publish(1)
+        received = [reader.receive(START_S) for _ in got]
+        assert ["body" if isinstance(value, torch.Tensor) else value for value in received] == got
 
 
 class Interrupted(RingReader):

@@ -27,7 +27,7 @@ RANK_STEPS = (
     "SendTensors",
 )
 PHASES = ("begin", "end")
-TIMES = {"dev": 1, "ci": 4, "nightly": 60}[PROFILE]
+TIMES = {"dev": 1, "ci": 5, "nightly": 60}[PROFILE]
 """How often each of the runs below is made, with other sizes, delays and moments."""
 
 
