@@ -358,10 +358,10 @@ FreeListBounded == Cardinality(free) <= FreeLimit
 \* P5, P8: whatever was sent is settled in the end, or the socket closes; but for what libzmq leaked unnoticed (E9).
 EveryBufferSettles == \A b \in Buffers : (b \in PendingBuffers) ~> (b \notin PendingBuffers \/ b \in Leaky)
 
-\* P7: the caller's loan ends, with the same exception.
+\* P7: the caller's loan ends, but for what libzmq leaked unnoticed (E9).
 EveryLoanEnds == \A t \in Tensors : (loan[t] # {}) ~> (Fired(loan[t]) \/ loan[t] \intersect leaked # {})
 
-\* P8: after closing no buffer is held, with the same exception.
+\* P8: after closing no buffer is held, but for what libzmq leaked unnoticed (E9).
 NothingHeldAfterClose == (step = "closed") ~> (hand = {} /\ free = {} /\ PendingBuffers \subseteq Leaky)
 
 -----------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from quiesce.model.values import parse, parse_state, show
 
 _NAMED = re.compile(r"^\s*EXTENDS\s+(.*)$|\bINSTANCE\s+(\w+)", re.MULTILINE)
 _FORMAT = 1
+_COMMENT = re.compile(r"\\\*[^\n]*|\(\*.*?\*\)", re.DOTALL)
 
 
 def modules(entry: Model | Mutant, manifest: Manifest) -> list[Path]:
@@ -35,6 +36,12 @@ def modules(entry: Model | Mutant, manifest: Manifest) -> list[Path]:
         for extended, instance in _NAMED.findall(path.read_text(encoding="utf-8")):
             todo += re.findall(r"\w+", extended) or [instance]
     return list(found.values())
+
+
+def meaning(entry: Model | Mutant, manifest: Manifest) -> str:
+    """What these modules say, but for comments and blanks: while it stays, so does what was found with them."""
+    texts = [file.read_text(encoding="utf-8") for file in modules(entry, manifest)]
+    return " ".join(_COMMENT.sub("", "\n".join(texts)).split())
 
 
 def keep(entry: Mutant, manifest: Manifest, result: CheckResult) -> None:

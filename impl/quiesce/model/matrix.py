@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from quiesce.model import manifest as manifests
-from quiesce.model.counterexamples import modules
+from quiesce.model.counterexamples import meaning
 from quiesce.model.errors import ModelError, UnknownName
 from quiesce.model.manifest import Manifest, Mutant
 from quiesce.model.paths import source_tree
@@ -114,11 +114,10 @@ def reasons() -> dict[tuple[str, str], str]:
 
 
 def digest(mutant: Mutant, manifest: Manifest) -> str:
-    """A digest of the specification, its configuration, and the file with the faulty variants of the protocol."""
-    mark = hashlib.sha256(f"{mutant.violates} {mutant.depth}\n{manifest.config(mutant).text()}".encode())
-    for path in [*modules(mutant, manifest), root() / "model_tests" / _VARIANTS[mutant.protocol]]:
-        mark.update(path.read_bytes())
-    return mark.hexdigest()[:16]
+    """Of what the specification says, its configuration, and the file with the faulty variants of the protocol."""
+    found = f"{mutant.violates} {mutant.depth}\n{manifest.config(mutant).text()}\n{meaning(mutant, manifest)}"
+    variants = root() / "model_tests" / _VARIANTS[mutant.protocol]
+    return hashlib.sha256(found.encode() + variants.read_bytes()).hexdigest()[:16]
 
 
 def run(

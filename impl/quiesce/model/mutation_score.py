@@ -9,13 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from quiesce.model.counterexamples import modules
+from quiesce.model.counterexamples import meaning
 from quiesce.model.errors import ModelError
 from quiesce.model.manifest import Manifest, Model
 from quiesce.model.mutation import PROTOCOLS, Fate, Key, Trial, held_against, reasons
 from quiesce.model.paths import source_tree
 
-_COMMENT = re.compile(r"\\\*[^\n]*|\(\*.*?\*\)", re.DOTALL)
 _MARKED = re.compile(r"<!-- score -->\n.*?<!-- end -->", re.DOTALL)
 
 
@@ -85,9 +84,7 @@ class Score:
     def _of(self, model: Model) -> str:
         """Of its configuration and its modules, but for comments and blanks."""
         if model.name not in self._digests:
-            texts = [file.read_text(encoding="utf-8") for file in modules(model, self._manifest)]
-            text = " ".join(_COMMENT.sub("", "\n".join(texts)).split())
-            both = f"{self._manifest.config(model).text()}\n{text}"
+            both = f"{self._manifest.config(model).text()}\n{meaning(model, self._manifest)}"
             self._digests[model.name] = hashlib.sha256(both.encode()).hexdigest()
         return self._digests[model.name]
 
