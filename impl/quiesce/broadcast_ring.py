@@ -27,7 +27,6 @@ from quiesce.ring_memory import SLICE_S, Layout, RingMemory, round_up
 from quiesce.ring_wire import (
     DEFAULT_TIMEOUT_S,
     LONGEST_WORD,
-    MODULUS,
     Codec,
     Deadline,
     RingHandle,
@@ -118,7 +117,7 @@ class BroadcastRing(RingWriter):
         self._lent_at: dict[int, float] = {}
         self._messages = self._overflows = self._waits = 0
         self._waited = False
-        super().__init__(memory, key, socket, remote, spin, first_sequence % MODULUS)
+        super().__init__(memory, key, socket, remote, spin, first_sequence)
 
     def wait_until_ready(self, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """Wait until every rank has a reader; what is published before goes only to those already there.
@@ -181,7 +180,7 @@ class BroadcastRing(RingWriter):
             self._greet()
             frames = self._codec.encode(obj)
             loan, plan = self._plan(frames)
-            self._await_room(deadline, self._memory.layout.window - 1 if plan else BODY_WINDOW)
+            self._await_room(deadline, self._memory.layout.window if plan else BODY_WINDOW)
             slot = loan
             if slot is None and plan is not None:
                 patience = Deadline(min(deadline.left, self._patience))
