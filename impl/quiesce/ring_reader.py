@@ -428,12 +428,13 @@ class RemoteReader(RingReader):
         return not self._socket.poll(0, zmq.POLLOUT)
 
     def _next_frames(self, deadline: Deadline) -> list[Buffer]:
-        parts = self._listen(deadline)
-        if parts is None:
-            raise self._time_out(deadline)
-        kind, sequence = unpack_head(self._key, self._nonce, parts)
-        if kind == PING:
-            return self._next_frames(deadline)
+        while True:
+            parts = self._listen(deadline)
+            if parts is None:
+                raise self._time_out(deadline)
+            kind, sequence = unpack_head(self._key, self._nonce, parts)
+            if kind != PING:
+                break
         self._check_due(sequence, (self._cursor + 1) % MODULUS)  # type: ignore[operator]
         frames = self._take_next(kind, parts[1:])
         if self._ended:

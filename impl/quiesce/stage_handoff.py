@@ -94,9 +94,10 @@ class ReceivedDict:
         }
 
     def _settle(self, timeout: float | None) -> None:
-        self._link._await_receive(self, timeout)
+        left = self._link._counting(timeout)
+        self._link._await_receive(self, left())
         if any(tensor.sliced for tensor in self.metadata.tensors):
-            self._link._all_gather(self, timeout)
+            self._link._all_gather(self, left())
 
 
 class StageLink:
@@ -227,11 +228,11 @@ class StageLink:
         self._turns.check_process()
         if self._closed:
             return
-        deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
+        left = self._counting(timeout)
         handles = [*self._unsettled, *(metadata for metadata, _ in self._pending)]
         try:
             for handle in handles:
-                handle.wait(max(deadline - time.monotonic(), 0.0))
+                handle.wait(left())
         finally:
             self._unsettled.clear()
             self._pending.clear()
@@ -280,8 +281,9 @@ class StageLink:
 
     @action("AwaitReceive", lambda link, result, received, timeout: {"r": link.rank})
     def _await_receive(self, received: ReceivedDict, timeout: float | None) -> None:
+        left = self._counting(timeout)
         for handle in received.handles:
-            handle.wait(self._limit(timeout))
+            handle.wait(left())
 
     @action("AllGather", lambda link, result, received, timeout: {"r": link.rank})
     def _all_gather(self, received: ReceivedDict, timeout: float | None) -> None:
@@ -290,8 +292,9 @@ class StageLink:
             for meta in received.metadata.tensors
             if meta.sliced
         ]
+        left = self._counting(timeout)
         for handle in gathers:
-            handle.wait(self._limit(timeout))
+            handle.wait(left())
 
     @action("BeforeForward", lambda link, result, timeout=None: {"r": link.rank})
     def before_forward(self, timeout: float | None = None) -> None:
@@ -300,11 +303,12 @@ class StageLink:
         With NCCL the current stream is ordered behind the sends and the host goes on; with gloo the host waits. Reaps
         metadata that is known to have arrived. Raises `QuiesceTimeout`, `PeerDied`.
         """
-        self._in_step(lambda: self._settle_previous(self._limit(timeout)))
+        self._in_step(lambda: self._settle_previous(timeout))
 
-    def _settle_previous(self, timeout: float) -> None:
+    def _settle_previous(self, timeout: float | None) -> None:
+        left = self._counting(timeout)
         while self._unsettled:
-            self._unsettled[0].wait(timeout)
+            self._unsettled[0].wait(left())
             del self._unsettled[0]
         self._since_settled = 0
         self._borrowing = None
@@ -379,6 +383,11 @@ class StageLink:
 
     def _limit(self, timeout: float | None) -> float:
         return self.timeout if timeout is None else timeout
+
+    def _counting(self, timeout: float | None) -> Callable[[], float]:
+        """Tells, whenever asked, how many of these seconds are left: a call has one limit, however many waits."""
+        end = time.monotonic() + self._limit(timeout)
+        return lambda: max(round(end - time.monotonic(), 3), 0.0)
 
     def _peer(self, peer: int | None, lack: str = "nobody to send to; pass `to`") -> int:
         if peer is None:

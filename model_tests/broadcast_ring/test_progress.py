@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from functools import partial
 from multiprocessing.connection import Connection
@@ -312,6 +313,21 @@ def _is_missing(ring: BroadcastRing) -> bool:
     except QuiesceTimeout as error:
         return "attached as rank 0" in str(error)
     return False
+
+
+def test_a_reader_that_was_away_passes_over_any_number_of_pings() -> None:
+    """A writer that waits sends each remote reader two a second, whomever it waits for."""
+    with (
+        BroadcastRing(0, slots=1, slot_bytes=4096, remote=1, bind="ipc://@quiesce-test-pings") as ring,
+        RemoteReader(ring.handle, 0) as reader,
+    ):
+        ring.wait_until_ready(START_S)
+        peer = ring._peers[0]
+        for _ in range(sys.getrecursionlimit()):
+            peer.probed = float("-inf")
+            ring._probe(peer)
+        ring.publish("here", START_S)
+        assert reader.receive(START_S) == "here"
 
 
 def test_two_threads_share_a_reader() -> None:

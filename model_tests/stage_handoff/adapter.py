@@ -305,7 +305,10 @@ class Stage(Adapter):
             }
             if failed:  # what it has sent is nobody's to settle or reap any more
                 seen = self.view()[f"rank {index + 1}"]
-                found[f"rank {index + 1}"] |= {name: seen[name] for name in ("handles", "metadata")}
+                found[f"rank {index + 1}"] |= {
+                    "handles": seen["handles"],
+                    "metadata": (metadata["sent"], metadata["taken"], seen["metadata"][2]),
+                }
         return found
 
     def _moves(self, state: State, step: Step, r: int) -> bool:
@@ -353,9 +356,22 @@ def item(item: Mapping[str, Any]) -> Any:
     return (item["kind"], (point["stream"], point["count"])) if point else item["kind"]
 
 
+_SHAPES = {
+    **faults.CORRUPTING,
+    **faults.STOPPING,
+    "goes_on_halfway": Shape(flavour="gloo", steps=1, link=faults.GoesOnHalfway),
+}
+
+
 def _variant(name: str) -> type[Stage]:
-    shape = {**faults.CORRUPTING, **faults.STOPPING}[name]
-    kinds = {"extra": shape.extra, "gather": shape.gather, "fresh": shape.fresh, "gloo": shape.wait_twice}
+    shape = _SHAPES[name]
+    kinds = {
+        "an exception": name == "goes_on_halfway",
+        "extra": shape.extra,
+        "gather": shape.gather,
+        "fresh": shape.fresh,
+        "gloo": shape.wait_twice,
+    }
     members = {
         "shape": replace(shape, scratch=False),
         "constants": Stage.small[next((kind for kind, meant in kinds.items() if meant), "nccl")],
@@ -365,7 +381,7 @@ def _variant(name: str) -> type[Stage]:
     return type(f"Stage_{name}", (Stage,), members)
 
 
-VARIANTS = {name: _variant(name) for name in (*faults.CORRUPTING, *faults.STOPPING)}
+VARIANTS = {name: _variant(name) for name in _SHAPES}
 """The same with faulty links and transports, by the names of the mutants, each in a model that shows its fault."""
 
 SUITE = Suite(
@@ -373,6 +389,7 @@ SUITE = Suite(
     VARIANTS,
     {
         **dict.fromkeys(VARIANTS, "two steps"),
+        "goes_on_halfway": "an exception",
         "handles_overwritten": "extra",
         "gather_read_early": "gather",
         "tensor_not_kept": "fresh",

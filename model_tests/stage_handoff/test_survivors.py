@@ -131,6 +131,19 @@ def test_what_is_on_its_way_shares_the_time_there_is_to_close(
     assert (link.unsettled, link.pending) == (0, 0)
 
 
+def test_a_call_has_one_limit_for_all_that_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    received = announce([16], limit_bytes=16).irecv_tensor_dict()
+    link, _, _ = pair()
+    clock = [100.0]
+    monkeypatch.setattr("quiesce.stage_handoff.time.monotonic", lambda: clock[0])
+    sent, got = ([Noting(clock, 2.0), Noting(clock, 5.0), Noting(clock, 0.0)] for _ in range(2))
+    link._unsettled += sent
+    link.before_forward(6.0)
+    received.handles[:] = got
+    received.wait(6.0)
+    assert [[handle.waits for handle in handles] for handles in (sent, got)] == [[[6.0], [4.0], [0.0]]] * 2
+
+
 def test_a_link_left_by_an_error_waits_for_nothing() -> None:
     link, _, _ = pair()
     handle = Noting([0.0], 0.0)
