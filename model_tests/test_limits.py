@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import zmq
+from model_tests.forking import forked, status
 
 from quiesce.broadcast_ring import BroadcastRing
 from quiesce.codec import Decoder, Encoder
@@ -22,18 +23,13 @@ from quiesce.ring_wire import BODY, new_secret, pack_head, unpack_head
 from quiesce.simulated import SimulatedBackend, SimulatedWorld, chooser
 
 LARGE = 100_000
+KEPT, OVERWRITTEN = 10, 11
+"""How a forked child ends that has looked at what it must not use; not as any other process ends."""
 
 
 def expected(reason: str) -> pytest.MarkDecorator:
     """A test of something that is not so; it fails the run if it becomes so."""
     return pytest.mark.xfail(strict=True, reason=reason, raises=(AssertionError, pytest.fail.Exception))
-
-
-@pytest.fixture
-def context() -> Any:
-    context = zmq.Context()
-    yield context
-    context.destroy(linger=0)
 
 
 def joined(context: zmq.Context[Any], endpoint: str) -> tuple[PayloadSender, PayloadReceiver[Any]]:
@@ -122,20 +118,24 @@ def test_a_forked_child_may_use_its_parents_leases() -> None:
     ):
         ring.wait_until_ready()
         ring.publish(torch.full((LEASE_BYTES,), 1, dtype=torch.uint8))
-        leased = reader.receive().numpy()
+        held = [reader.receive().numpy()]
         told, tell = os.pipe()
-        child = os.fork()
-        if not child:
+
+        def look() -> None:
             os.close(tell)
             os.read(told, 1)  # also ends when the parent does
-            os._exit(int(not (leased == 1).all()))
-        del leased
+            os._exit(KEPT if (held[0] == 1).all() else OVERWRITTEN)
+
+        child = forked(look, 20)
+        held.clear()
         ring.publish(torch.full((LEASE_BYTES,), 2, dtype=torch.uint8))
         os.write(tell, b"x")
-        _, status = os.waitpid(child, 0)
+        ended = status(child)
         os.close(told)
         os.close(tell)
-    assert os.waitstatus_to_exitcode(status) == 0
+    if ended not in (KEPT, OVERWRITTEN):  # no failure that is expected
+        raise ChildProcessError(f"the child ended with {ended}")
+    assert ended == KEPT
 
 
 @expected("the checker knows streams, events and handles, and not what a message from elsewhere implies")

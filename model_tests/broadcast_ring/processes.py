@@ -232,8 +232,9 @@ class Child:
 
     def end(self) -> None:
         self.process.kill()
-        self.process.join()
+        self.process.join(START_S)
         self._pipe.close()
+        assert not self.process.is_alive(), "the process was killed and has not ended"
 
 
 def _run(pipe: Any, function: str, arguments: tuple[Any, ...]) -> None:

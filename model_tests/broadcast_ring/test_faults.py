@@ -1,22 +1,13 @@
 """Every mutant of the specification has a faulty variant here, and lockstep tells each from the ring."""
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from model_tests.broadcast_ring.adapter import VARIANTS
 from model_tests.broadcast_ring.faults import PROGRESS
+from model_tests.conftest import SEARCHING
 
 from quiesce.model import manifest
 from quiesce.model.adapter import Divergence
 from quiesce.model.lockstep import lockstep
-
-SEARCHING = settings(
-    max_examples=400,
-    derandomize=True,
-    database=None,
-    deadline=None,
-    phases=[Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow],
-)
 
 
 def test_every_mutant_has_a_variant() -> None:

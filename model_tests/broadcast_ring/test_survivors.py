@@ -243,6 +243,7 @@ def test_a_reader_that_is_behind_is_waited_for_as_long_as_is_said() -> None:
         later = threading.Timer(3 * SLICE_S, reader.receive)
         later.start()
         assert ring.publish(2, START_S) == 2
-        later.join()
+        later.join(START_S)
+        assert not later.is_alive()
         assert reader.receive(START_S) == 2
         assert ring.counters().waits == 2

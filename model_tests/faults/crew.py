@@ -142,6 +142,7 @@ def _start_collector() -> None:
         there.connect("inproc://warm")
         here.copy_threshold = 0
         here.send(bytearray(1), copy=False)
+        there.rcvtimeo = int(1_000 * GIVE_UP_S)
         there.recv()
 
 
@@ -223,8 +224,9 @@ class Actor:
 
     def end(self) -> None:
         self.process.kill()
-        self.process.join()
+        self.process.join(GIVE_UP_S)
         self.pipe.close()
+        assert not self.process.is_alive(), f"{self.part} was killed and has not ended"
 
 
 @contextmanager
@@ -234,8 +236,9 @@ def stage() -> Iterator[list[Actor]]:
     try:
         yield actors
     finally:
-        for actor in actors:
-            actor.end()
+        with ExitStack() as ending:  # all of them, also after one that does not end
+            for actor in reversed(actors):
+                ending.callback(actor.end)
 
 
 def until(actors: list[Actor], condition: Callable[[], Any], limit: float = GIVE_UP_S) -> Any:

@@ -19,6 +19,7 @@ import pytest
 import torch
 import zmq
 import zmq.asyncio
+from model_tests.forking import outcome
 
 from quiesce import errors, events
 from quiesce.broadcast_ring import BroadcastRing
@@ -39,25 +40,6 @@ def pair(address: str = "inproc://lifetimes") -> Iterator[tuple[PayloadSender, P
     with PayloadSender(push) as sender, PayloadReceiver(pull) as receiver:
         yield sender, receiver
     context.destroy(linger=0)
-
-
-def in_a_fork(call: Callable[[], object]) -> str:
-    """The name of the error that a call raises in a forked process, and its text."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        signal.alarm(20)  # ends it if it hangs
-        said = "nothing was raised"
-        try:
-            call()
-        except BaseException as error:
-            said = f"{type(error).__name__}: {error}"
-        os.write(writing, said.encode())
-        os._exit(0)
-    os.close(writing)
-    os.waitpid(child, 0)
-    with os.fdopen(reading) as answer:
-        return answer.read()
 
 
 def test_use_after_fork_is_refused() -> None:
@@ -82,8 +64,8 @@ def test_use_after_fork_is_refused() -> None:
         busy = threading.Thread(target=wait_in_vain)
         busy.start()
         for call in calls:
-            said = in_a_fork(call)
-            assert said.startswith("WrongProcess"), said
+            said = outcome(call, 20)
+            assert said.startswith("WrongProcess: "), said
             assert "process" in said
         busy.join(20)
         # The parent's objects are what they were.

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hypothesis import HealthCheck, Phase, settings
+from model_tests.conftest import SEARCHING
 from model_tests.mutation.swap import NONE
 from model_tests.mutation.variants import base, fault, variant
 
@@ -33,14 +33,7 @@ from quiesce.model.replay import Suite, replay, suite
 from quiesce.model.tours import drive
 
 ROOT = Path(__file__).parent.parent.parent
-SEARCHING = settings(
-    derandomize=True,
-    database=None,
-    deadline=None,
-    phases=[Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow],
-)
-EXAMPLES, STEPS = 400, {"payload_reuse": 60, "broadcast_ring": 100, "stage_handoff": 60}
+STEPS = {"payload_reuse": 60, "broadcast_ring": 100, "stage_handoff": 60}
 ATTEMPTS = 3
 """Recorded runs of each kind: a fault may need an unlucky moment."""
 ORDINARY = {
@@ -84,7 +77,7 @@ def tlc(mutant: Mutant) -> Found:
 def in_lockstep(mutant: Mutant) -> Found:
     known, name = _driven(mutant)
     try:
-        lockstep(known.variants[name], examples=EXAMPLES, steps=STEPS[mutant.protocol], options=SEARCHING)
+        lockstep(known.variants[name], steps=STEPS[mutant.protocol], options=SEARCHING)
     except Divergence as divergence:
         return Found(True, _told(divergence))
     return Found(False)

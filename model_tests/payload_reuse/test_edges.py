@@ -7,7 +7,6 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,13 +19,6 @@ from quiesce.codec import Decoder
 from quiesce.errors import Closed, NotQuiescent, PeerDied, QuiesceError, QuiesceTimeout
 from quiesce.payload_receiver import PayloadReceiver
 from quiesce.payload_reuse import COPY_THRESHOLD, PayloadSender
-
-
-@pytest.fixture
-def context() -> Iterator[zmq.Context[Any]]:
-    context = zmq.Context()
-    yield context
-    context.destroy(linger=0)
 
 
 def wait_for_pending(sender: PayloadSender) -> None:
@@ -260,7 +252,8 @@ def test_room_that_comes_in_time_is_used(context: zmq.Context[Any]) -> None:
     with PayloadSender(push) as sender, PayloadReceiver(pull) as receiver:
         sender.send("late", timeout=5)
         assert receiver.receive().value == "late"
-    joining.join()
+    joining.join(5)
+    assert not joining.is_alive()
 
 
 def test_a_router_says_that_it_has_room_though_the_peer_has_none(context: zmq.Context[Any]) -> None:
@@ -268,6 +261,7 @@ def test_a_router_says_that_it_has_room_though_the_peer_has_none(context: zmq.Co
     router = context.socket(zmq.ROUTER)
     router.sndhwm = 1
     router.router_mandatory = True
+    router.rcvtimeo = 5_000
     router.bind("inproc://room")
     dealers = [context.socket(zmq.DEALER) for _ in range(2)]
     for dealer in dealers:

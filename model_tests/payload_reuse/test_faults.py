@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 import threading
 import time
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 import torch
 import zmq
 import zmq.asyncio
+from model_tests.forking import outcome
 from model_tests.payload_reuse.faulty import FAULTY
 
 from quiesce import events
@@ -26,20 +25,12 @@ from quiesce.errors import (
     NotQuiescent,
     PeerDied,
     QuiesceTimeout,
-    WrongProcess,
 )
 from quiesce.payload_receiver import AsyncPayloadReceiver, PayloadReceiver
 from quiesce.payload_reuse import PayloadSender
 
 LARGE = 100_000
 NOBODY = "tcp://127.0.0.1:9"
-
-
-@pytest.fixture
-def context() -> Any:
-    context = zmq.Context()
-    yield context
-    context.destroy(linger=0)
 
 
 def joined(context: zmq.Context[Any], kind: int = zmq.PUSH, peer: int = zmq.PULL) -> Any:
@@ -273,18 +264,7 @@ def test_threads_share_a_sender(context: zmq.Context[Any]) -> None:
 def test_use_after_fork_is_refused(context: zmq.Context[Any]) -> None:
     push, _ = joined(context)
     with PayloadSender(push) as sender:
-        child = os.fork()
-        if child == 0:
-            # Ended by the alarm if it hangs, so that the parent does not wait for ever.
-            signal.alarm(10)
-            try:
-                sender.send(1)
-            except WrongProcess:
-                os._exit(0)
-            finally:
-                # Also with what a time limit raises: the child must not go on with the tests.
-                os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert outcome(lambda: sender.send(1), 10).startswith("WrongProcess: ")
 
 
 def test_asyncio_sockets_are_refused_where_they_do_not_belong() -> None:

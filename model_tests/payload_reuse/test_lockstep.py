@@ -1,7 +1,7 @@
 """The shipped sender keeps step with the specification, and no faulty one does."""
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from model_tests.conftest import SEARCHING
 from model_tests.payload_reuse.adapter import VARIANTS, PayloadReuse
 
 from quiesce.events import actions
@@ -10,15 +10,6 @@ from quiesce.model import manifest
 from quiesce.model.adapter import Divergence
 from quiesce.model.lockstep import lockstep
 from quiesce.payload_reuse import PayloadSender
-
-SEARCHING = settings(
-    max_examples=400,
-    derandomize=True,
-    database=None,
-    deadline=None,
-    phases=[Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow],
-)
 
 # Refusals are rare among all that may happen: a smaller model has more of them.
 SHOWS_IN = dict.fromkeys(

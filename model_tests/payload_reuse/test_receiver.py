@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,13 +14,6 @@ from quiesce.codec import ABORT, Decoder
 from quiesce.errors import Closed, QuiesceTimeout
 from quiesce.payload_receiver import AsyncPayloadReceiver, PayloadReceiver
 from quiesce.payload_reuse import PayloadSender
-
-
-@pytest.fixture
-def context() -> Iterator[zmq.Context[Any]]:
-    context = zmq.Context()
-    yield context
-    context.destroy(linger=0)
 
 
 @pytest.mark.parametrize(

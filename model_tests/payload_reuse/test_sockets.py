@@ -28,13 +28,6 @@ def endpoint(transport: str, folder: Path) -> str:
     return {"inproc": "inproc://test", "ipc": f"ipc://{folder}/s", "tcp": "tcp://127.0.0.1:0"}[transport]
 
 
-@pytest.fixture
-def context() -> Any:
-    context = zmq.Context()
-    yield context
-    context.destroy(linger=0)
-
-
 def pair(context: zmq.Context[Any], address: str) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
     push, pull = context.socket(zmq.PUSH), context.socket(zmq.PULL)
     push.sndhwm = pull.rcvhwm = 0
@@ -128,8 +121,9 @@ def test_ten_thousand_messages_between_processes(transport: str, tmp_path: Path)
         assert process.exitcode == 0
     finally:
         process.kill()
-        process.join()
+        process.join(60)
         context.term()
+        assert not process.is_alive()
 
 
 def corrupted(cls: type[PayloadSender], address: str, context: zmq.Context[Any], messages: int = 300) -> int:
@@ -157,6 +151,7 @@ def corrupted(cls: type[PayloadSender], address: str, context: zmq.Context[Any],
         for number in range(messages):
             sender.send({"pad": bytes([number % 251]) * 500_000, "tensor": torch.zeros(100)})
         thread.join(60)
+        assert not thread.is_alive()
     return wrong
 
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,13 +20,6 @@ from quiesce.lifecycle import BufferPool, Loan
 from quiesce.payload_receiver import AsyncPayloadReceiver, PayloadReceiver
 from quiesce.payload_reuse import PayloadBuffer, PayloadSender
 from quiesce.turns import Turns, _abandon_all
-
-
-@pytest.fixture
-def context() -> Iterator[zmq.Context[Any]]:
-    context = zmq.Context()
-    yield context
-    context.destroy(linger=0)
 
 
 @pytest.fixture

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 import torch
 import zmq
+from model_tests.forking import outcome
 from model_tests.stage_handoff.faults import GoesOnHalfway, PeerDeathUnnoticed
 from model_tests.stage_handoff.pipeline import Pipeline as Ring
 from model_tests.stage_handoff.pipeline import Shape, faulty
@@ -307,24 +305,7 @@ def test_a_link_is_of_its_process_and_used_by_one_thread_at_a_time() -> None:
     assert "another thread has used this stage link" in str(refused[0])
     link.before_forward()
     for call in (link.before_forward, link.irecv_tensor_dict, lambda: link.isend_tensor_dict({}), link.close):
-        assert child_says(call) == "WrongProcess"
-
-
-def child_says(call: Callable[[], object]) -> str:
-    """The name of the error that a call raises in a forked process."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        signal.alarm(20)  # ends it if it hangs
-        try:
-            call()
-        except BaseException as error:
-            os.write(writing, type(error).__name__.encode())
-        os._exit(0)
-    os.close(writing)
-    os.waitpid(child, 0)
-    with os.fdopen(reading) as said:
-        return said.read()
+        assert outcome(call, 20).startswith("WrongProcess: ")
 
 
 def test_close_settles_everything_or_says_so() -> None:

@@ -77,13 +77,14 @@ def test_nothing_is_added_to_an_action_that_is_not_recorded(tmp_path: Path) -> N
 def test_threads_write_whole_lines_into_one_file(tmp_path: Path) -> None:
     with record(tmp_path):
         threads = [
-            threading.Thread(target=lambda: [Machine().work(number) for number in range(200)])
+            threading.Thread(target=lambda: [Machine().work(number) for number in range(200)], daemon=True)
             for _ in range(4)
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            thread.join(60)
+            assert not thread.is_alive()
     trace = read(tmp_path)
     assert len(trace.events) == 800
     assert len({event.thread for event in trace.events}) == 4
