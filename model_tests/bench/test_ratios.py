@@ -8,6 +8,7 @@ far from the middle, since a step waits for the scheduler several times.
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import os
@@ -19,7 +20,7 @@ import pytest
 from quiesce.bench import payload, stage
 from quiesce.bench.measuring import in_turns
 from quiesce.bench.payload import Case, turns
-from quiesce.bench.payload_peers import BARE, LEND, SEND, ways
+from quiesce.bench.payload_peers import BARE, LEND, SEND, Bare, ways
 from quiesce.lifecycle import FREE_BYTES
 
 RECORDED = json.loads(Path(__file__).with_name("recorded.json").read_text(encoding="utf-8"))
@@ -71,3 +72,20 @@ def test_a_sender_keeps_nothing_of_the_messages_it_sent() -> None:
     assert rows[LEND]["at the peak"] < 1 << 18
     assert rows[LEND]["more after 1,000 messages"] < 1 << 18
     assert rows[SEND]["more after 1,000 messages"] < FREE_BYTES + (1 << 20)
+
+
+def test_the_bare_way_sends_what_it_is_given() -> None:
+    """Messages die at once, so that the next one may be where the last one was."""
+    sent = []
+
+    class Push:
+        def send_multipart(self, frames: list[bytes], copy: bool) -> None:
+            sent.append(len(frames))
+
+    send = Bare().sender(Push())  # type: ignore[arg-type]
+    one, four = (Case(1 << 20, count, 1).make() for count in (1, 4))
+    for _ in range(20):
+        send(copy.copy(one))
+        send(copy.copy(four))
+    assert sent == sent[:2] * 20
+    assert sent[0] < sent[1]

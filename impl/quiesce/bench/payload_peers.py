@@ -197,13 +197,13 @@ class Bare(Pickle):
     """The limit: the same frames, encoded once before, sent without a copy; nothing is decoded."""
 
     def sender(self, push: zmq.Socket[bytes]) -> Send:
-        known: dict[int, Any] = {}
+        # The message itself is kept, not its id, which the next one may have when it is gone.
+        known: list[Any] = [None, []]
 
         def send(outputs: Outputs) -> None:
-            if id(outputs) not in known:
-                known.clear()
-                known[id(outputs)] = [bytes(frame) for frame in Encoder().encode(outputs)]
-            push.send_multipart(known[id(outputs)], copy=False)
+            if known[0] is not outputs:
+                known[:] = outputs, [bytes(frame) for frame in Encoder().encode(outputs)]
+            push.send_multipart(known[1], copy=False)
 
         return send
 
