@@ -23,6 +23,7 @@ from quiesce.ring_wire import BODY, new_secret, pack_head, unpack_head
 from quiesce.simulated import SimulatedBackend, SimulatedWorld, chooser
 
 LARGE = 100_000
+MESSAGES = 60
 KEPT, OVERWRITTEN = 10, 11
 """How a forked child ends that has looked at what it must not use; not as any other process ends."""
 
@@ -62,6 +63,39 @@ def test_a_loan_over_ipc_lasts_until_it_was_received(context: zmq.Context[Any], 
         done = loan.done
         receiver.receive()
     assert not done
+
+
+@expected(
+    "over ipc libzmq drops what the kernel still has when a sender closes while its receiver is at its mark"
+)
+def test_what_was_sent_before_closing_arrives_over_ipc_at_a_mark(tmp_path: Path) -> None:
+    assert _arrive(f"ipc://{tmp_path}/mark", 1) == MESSAGES
+
+
+@pytest.mark.parametrize(("endpoint", "mark"), [("ipc://{}/mark", 0), ("tcp://127.0.0.1:*", 1)])
+def test_what_was_sent_before_closing_arrives(tmp_path: Path, endpoint: str, mark: int) -> None:
+    assert _arrive(endpoint.format(tmp_path), mark) == MESSAGES
+
+
+def _arrive(endpoint: str, mark: int) -> int:
+    """How many of `MESSAGES` small messages arrive that are received after their sender has closed."""
+    context, theirs = zmq.Context[Any](), zmq.Context[Any]()
+    pull, push = context.socket(zmq.PULL), theirs.socket(zmq.PUSH)
+    pull.rcvhwm = mark
+    pull.bind(endpoint)
+    push.connect(pull.getsockopt_string(zmq.LAST_ENDPOINT))
+    with PayloadReceiver(pull) as receiver:
+        with PayloadSender(push) as sender:
+            for _ in range(MESSAGES):
+                sender.send(bytes(1000))
+        theirs.term()  # returns when the kernel has everything
+        arrived = 0
+        with suppress(QuiesceTimeout):
+            while arrived < MESSAGES:
+                receiver.receive(3.0)
+                arrived += 1
+    context.term()
+    return arrived
 
 
 @expected("the high-water mark counts messages, not bytes: set sndhwm and rcvhwm to what can be afforded")

@@ -369,6 +369,7 @@ class PayloadSender:
     def close(self, timeout: float = 5.0) -> None:
         """Close the socket, giving what is queued `timeout` seconds to be sent, and wait until nothing is read.
 
+        Sent is not received: over ipc libzmq drops what the kernel still has for a receiver that is at its `RCVHWM`.
         Raises NotQuiescent if memory is still read then, which a receiver in this process (inproc) can cause; closing
         again goes on waiting.
         """

@@ -86,6 +86,8 @@ class RingReader:
         self._context = context()
         with opening(self._context):
             self._socket = self._context.socket(zmq.DEALER)
+            # What is in flight is bounded by the windows; and over ipc a reader at its mark would lose what the writer
+            # sent last before it closed.
             self._socket.setsockopt(zmq.RCVHWM, 0)
             self._connect(handle)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -270,3 +271,18 @@ def test_nothing_is_printed(own_manifest: Manifest, specs: Path, capfd: pytest.C
     Graph.explore(oracle)
     sys.stdout.flush()
     assert capfd.readouterr() == ("", "")
+
+
+def test_the_main_thread_keeps_its_stack() -> None:
+    """By default the virtual machine guards the first MiB of it, and kills what recurses deeper in any language."""
+    script = """
+import json, sys
+from quiesce.model import jvm
+jvm.start()
+sys.setrecursionlimit(1_000_000)
+try:
+    json.loads("[" * 12_000 + "]" * 12_000)
+except RecursionError:
+    pass  # CPython 3.12 counts its own depth
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -32,6 +32,9 @@ def start() -> None:
             "-XX:+UseSerialGC",
             # Each specification has classes of its own, which are gone before the optimising compiler pays.
             "-XX:TieredStopAtLevel=1",
+            # Of the main thread's stack the machine takes this much for all that there is, and guards its end: with
+            # the default of 1 MiB evaluating may overflow, and whatever else recurses deeper dies.
+            "-Xss16m",
             "-Xrs",  # leaves Ctrl-C and SIGTERM to Python
             "-Djava.awt.headless=true",
             "--enable-native-access=ALL-UNNAMED",
