@@ -142,6 +142,30 @@ def test_altered_bytes_of_a_remote_body_are_refused() -> None:
         unpack_head(key, nonce, [Part(head), Part(b"pickle"), Part(b"altered"[:6])])  # type: ignore[list-item]
 
 
+@expected("an exception between a semaphore and the line that notes it loses the post")
+def test_an_exception_behind_a_semaphore_loses_nothing() -> None:
+    with (
+        BroadcastRing(readers=1, slots=1, slot_bytes=4096) as ring,
+        RingReader(ring.handle, rank=0, spin=0.0) as reader,
+    ):
+        ring.wait_until_ready()
+        ring.publish("here")
+        wait = reader._words.posts.wait
+
+        def interrupted(seconds: float) -> bool:
+            wait(seconds)
+            raise KeyboardInterrupt
+
+        reader._words.posts.wait = interrupted  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            reader.receive(0.5)
+        reader._words.posts.wait = wait  # type: ignore[method-assign]
+        with suppress(QuiesceTimeout):
+            assert reader.receive(0.5) == "here"
+            return
+    pytest.fail("the message was announced, and is not received")
+
+
 @expected(
     "a lease is its reader's: a forked child does not hold the slot, and must not use what its parent leased"
 )

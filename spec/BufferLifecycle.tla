@@ -22,7 +22,7 @@
 (* Not modelled: what the bytes mean, how a holder learns that a loan      *)
 (* ended (that is what the protocols are about), memory order.             *)
 (*                                                                         *)
-(* Refined by PayloadReuse, BroadcastRing and StageHandoff.                *)
+(* Refined by PayloadReuse, BroadcastRing, StageHandoff and HostStaging.   *)
 (*                                                                         *)
 (* To see it fail: Fault = "write_while_lent" breaks NoTornRead in five    *)
 (* steps; the manifest lists the others.                                   *)

@@ -355,7 +355,7 @@ OneHand ==
 \* P6
 FreeListBounded == Cardinality(free) <= FreeLimit
 
-\* P5, P8: whatever was sent is settled in the end, or the socket closes; but for what libzmq leaked unnoticed (E9).
+\* P5, P8: whatever was sent is settled in the end, but for what libzmq leaked unnoticed (E9).
 EveryBufferSettles == \A b \in Buffers : (b \in PendingBuffers) ~> (b \notin PendingBuffers \/ b \in Leaky)
 
 \* P7: the caller's loan ends, but for what libzmq leaked unnoticed (E9).

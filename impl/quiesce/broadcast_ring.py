@@ -13,9 +13,8 @@ import mmap
 import os
 import secrets
 import time
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 import zmq
@@ -35,8 +34,9 @@ from quiesce.ring_wire import (
     opening,
 )
 from quiesce.ring_writer import BODY_WINDOW, LOAN_AT, RingWriter
-from quiesce.turns import Taken, Turns, abandon_at_exit
+from quiesce.turns import Turns, abandon_at_exit
 
+R = TypeVar("R")
 _log = logging.getLogger(__name__)
 
 
@@ -125,23 +125,25 @@ class BroadcastRing(RingWriter):
         PeerDied if a reader dies meanwhile, QuiesceTimeout, naming the missing, after `timeout` seconds. A reader
         that has left is missing.
         """
-        with self._turns(timeout) as deadline:
-            while True:
-                self._collect()
-                self._greet()
-                lost = self._bury()
-                if lost:
-                    raise PeerDied(
-                        f"reader {', '.join(map(str, lost))} ended before all were ready; start it again"
-                    )
-                missing = [rank for rank in range(self._ranks) if not self._is_admitted(rank)]
-                if not missing:
-                    return
-                if deadline.over:
-                    raise QuiesceTimeout(
-                        f"after {deadline.seconds:g} s no reader has attached as rank {', '.join(map(str, missing))}"
-                    )
-                self._socket.poll(int(1e3 * min(deadline.left, SLICE_S)))
+        self._in_turn(timeout, self._await_readers)
+
+    def _await_readers(self, deadline: Deadline) -> None:
+        while True:
+            self._collect()
+            self._greet()
+            lost = self._bury()
+            if lost:
+                raise PeerDied(
+                    f"reader {', '.join(map(str, lost))} ended before all were ready; start it again"
+                )
+            missing = [rank for rank in range(self._ranks) if not self._is_admitted(rank)]
+            if not missing:
+                return
+            if deadline.over:
+                raise QuiesceTimeout(
+                    f"after {deadline.seconds:g} s no reader has attached as rank {', '.join(map(str, missing))}"
+                )
+            self._socket.poll(int(1e3 * min(deadline.left, SLICE_S)))
 
     def empty(
         self, shape: Sequence[int], dtype: torch.dtype = torch.float32, timeout: float = DEFAULT_TIMEOUT_S
@@ -162,12 +164,14 @@ class BroadcastRing(RingWriter):
                 f"a tensor of {nbytes} bytes does not fit a slot of {layout.slot_bytes - LOAN_AT}; "
                 "create the ring with a larger slot_bytes"
             )
-        with self._turns(timeout) as deadline:
-            slot = self._await_slot(deadline)
-            if slot is None:
-                raise QuiesceTimeout(f"no slot came free within {deadline.seconds:g} s; {self._who_holds()}")
-            flat = self._loan(slot, nbytes)
+        flat = self._in_turn(timeout, lambda deadline: self._await_loan(nbytes, deadline))
         return over(torch.from_numpy(flat).untyped_storage(), dtype, shape)
+
+    def _await_loan(self, nbytes: int, deadline: Deadline) -> Any:
+        slot = self._await_slot(deadline)
+        if slot is None:
+            raise QuiesceTimeout(f"no slot came free within {deadline.seconds:g} s; {self._who_holds()}")
+        return self._loan(slot, nbytes)
 
     def publish(self, obj: object, timeout: float = DEFAULT_TIMEOUT_S) -> int:
         """Send `obj` to every reader that is attached; returns its sequence number.
@@ -176,33 +180,35 @@ class BroadcastRing(RingWriter):
         QuiesceTimeout (a reader is too far behind; the message says which and how far) or EncodeError nothing
         was sent, to nobody.
         """
-        with self._turns(timeout) as deadline:
-            self._greet()
-            frames = self._codec.encode(obj)
-            loan, plan = self._plan(frames)
-            self._await_room(deadline, self._memory.layout.window if plan else BODY_WINDOW)
-            slot = loan
-            if slot is None and plan is not None:
-                patience = Deadline(min(deadline.left, self._patience))
-                slot = self._await_slot(patience)
-                if slot is None:
-                    self._await_room(deadline, BODY_WINDOW)
-            if slot is None or plan is None:
-                self._overflow(frames)
-                self._overflows += 1
-                why = "it is too large" if plan is None else "no slot came free"
-                _log.debug("message %d goes beside the slots: %s", self._sequence, why)
-            else:
-                try:
-                    self._take(slot)
-                    self._fill(slot, frames, plan)
-                except BaseException:
-                    self._give_up(slot)
-                    raise
-                self._publish(slot, frames, plan)
-                self._lent_at[slot] = time.monotonic()
-            self._messages += 1
-            return self._complete()
+        return self._in_turn(timeout, lambda deadline: self._publish_now(obj, deadline))
+
+    def _publish_now(self, obj: object, deadline: Deadline) -> int:
+        self._greet()
+        frames = self._codec.encode(obj)
+        loan, plan = self._plan(frames)
+        self._await_room(deadline, self._memory.layout.window if plan else BODY_WINDOW)
+        slot = loan
+        if slot is None and plan is not None:
+            patience = Deadline(min(deadline.left, self._patience))
+            slot = self._await_slot(patience)
+            if slot is None:
+                self._await_room(deadline, BODY_WINDOW)
+        if slot is None or plan is None:
+            self._overflow(frames)
+            self._overflows += 1
+            why = "it is too large" if plan is None else "no slot came free"
+            _log.debug("message %d goes beside the slots: %s", self._sequence, why)
+        else:
+            try:
+                self._take(slot)
+                self._fill(slot, frames, plan)
+            except BaseException:
+                self._give_up(slot)
+                raise
+            self._publish(slot, frames, plan)
+            self._lent_at[slot] = time.monotonic()
+        self._messages += 1
+        return self._complete()
 
     def counters(self) -> Counters:
         """Which slots are lent; a fallback is a message sent beside the slots, a wait one for a reader."""
@@ -226,32 +232,37 @@ class BroadcastRing(RingWriter):
 
     def exclude(self, rank: int) -> None:
         """Forget a remote reader that has become unreachable; a local one is forgotten only when it has ended."""
-        with self._turns(DEFAULT_TIMEOUT_S):
-            peer = self._peers.get(rank)
-            if peer is None:
-                return
-            if peer.process and not peer.process.has_ended():
-                raise NotQuiescent(
-                    f"reader {rank} ({peer}) still runs and may be reading the ring's memory; end it first"
-                )
-            self._exclude(rank)
+        self._in_turn(DEFAULT_TIMEOUT_S, lambda deadline: self._exclude_now(rank))
+
+    def _exclude_now(self, rank: int) -> None:
+        peer = self._peers.get(rank)
+        if peer is None:
+            return
+        if peer.process and not peer.process.has_ended():
+            raise NotQuiescent(
+                f"reader {rank} ({peer}) still runs and may be reading the ring's memory; end it first"
+            )
+        self._exclude(rank)
 
     def close(self, timeout: float = 1.0) -> None:
         """Let readers receive what was published, then Closed; leases stay valid. May be called twice.
 
-        Bodies on their way are given `timeout` seconds. The memory is freed with its last lease.
+        Bodies on their way are given `timeout` seconds. Nobody can attach any more. The memory is freed with the ring,
+        its readers and the last lease.
         """
-        if self._closed or os.getpid() != self._pid:
-            return
-        with self._turns(timeout) as deadline:
-            self._close()
-            self._complete()
-            self._closed = True
-            # What a remote reader has yet to receive dies with the connection.
-            while self._remote_behind() and not deadline.over:
-                self._socket.poll(int(1e3 * min(deadline.left, SLICE_S)))
-                self._greet()
-            self._context.destroy(linger=int(1e3 * timeout))
+        if not self._closed and os.getpid() == self._pid:
+            self._in_turn(timeout, self._close_now)
+
+    def _close_now(self, deadline: Deadline) -> None:
+        self._close()
+        self._complete()
+        self._closed = True
+        # What a remote reader has yet to receive dies with the connection.
+        while self._remote_behind() and not deadline.over:
+            self._socket.poll(int(1e3 * min(deadline.left, SLICE_S)))
+            self._greet()
+        self._context.destroy(linger=int(1e3 * deadline.left))
+        self._memory.close()
 
     def _abandon(self) -> None:
         """Without a word: readers find the writer dead, and what of this they have received is whole."""
@@ -260,6 +271,7 @@ class BroadcastRing(RingWriter):
     def _destroy(self) -> None:
         self._closed = True
         self._context.destroy(linger=0)
+        self._memory.close()
 
     def __enter__(self) -> BroadcastRing:
         return self
@@ -278,18 +290,19 @@ class BroadcastRing(RingWriter):
         self._waited = True
         super()._wait(deadline, peers)
 
-    def _turns(self, timeout: float) -> Taken[Deadline]:
-        """One caller at a time, in the process that made the ring."""
+    def _in_turn(self, timeout: float, call: Callable[[Deadline], R]) -> R:
+        """One caller at a time, in the process that made the ring; what it waits for the others counts."""
         deadline = Deadline(timeout)
         if os.getpid() != self._pid:
             raise WrongProcess(
                 "the ring was made in another process; create one here, or attach by its handle"
             )
-        return self._turn.taken(timeout, partial(self._begin, deadline))
+        return self._turn.take(timeout, lambda: call(self._begin(deadline)))
 
     def _begin(self, deadline: Deadline) -> Deadline:
         if self._closed:
             raise Closed("the ring is closed")
         self._complete()
+        self._find_lost()
         self._waited = False
         return deadline

@@ -126,13 +126,19 @@ class HostStaging:
                 "nothing can be staged under graph capture; stage static outputs after the replay"
             )
         buffer = self._take(timeout)
-        view = buffer[:size].view(tensor.dtype).view(tensor.shape)
-        produced = self.backend.record()
-        with self.backend.using(self.stream):
-            self.backend.wait(produced)
-            self.backend.copy(view, tensor)
-            self.backend.record_stream(tensor)
-            return Staged(self, buffer, view, self.backend.record())
+        try:
+            view = buffer[:size].view(tensor.dtype).view(tensor.shape)
+            produced = self.backend.record()
+            with self.backend.using(self.stream):
+                self.backend.wait(produced)
+                self.backend.copy(view, tensor)
+                self.backend.record_stream(tensor)
+                return Staged(self, buffer, view, self.backend.record())
+        except BaseException:
+            # The copy may have been enqueued: the buffer comes back behind it.
+            with self.backend.using(self.stream):
+                self.pool.lend(buffer, [CopyTracker(self.backend, self.backend.record())])
+            raise
 
     def close(self, timeout: float = TIMEOUT) -> None:
         """Drop all buffers; `NotQuiescent` if some are still read after `timeout` seconds."""

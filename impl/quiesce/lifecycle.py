@@ -43,22 +43,27 @@ class Loan:
 
     def __init__(self, what: str, touch: Callable[[], object] | None = None) -> None:
         self.what = what
-        self._lent: list[tuple[Tracker, object]] = []
+        self._lent: dict[int, tuple[Tracker, object]] = {}
+        self._added = 0
         self._touch = touch
         self._borrowing = Borrowing()
 
     def add(self, tracker: Tracker, memory: object) -> None:
         """One more reader of the lent memory, and what keeps that alive."""
-        self._lent.append((tracker, memory))
+        self._added += 1
+        self._lent[self._added] = tracker, memory
 
     def clear(self) -> None:
         """Nobody reads any of it."""
-        self._lent = []
+        self._lent.clear()
 
     @property
     def done(self) -> bool:
         """Whether nobody reads the lent memory any more."""
-        self._lent = [entry for entry in self._lent if not entry[0].done]
+        # One by one, for another thread may add to it, or clear it, meanwhile.
+        for number, (tracker, _) in tuple(self._lent.items()):
+            if tracker.done:
+                self._lent.pop(number, None)
         if self._lent:
             self._borrowing.look(self.what)
         return not self._lent
@@ -90,7 +95,8 @@ class BufferPool(Generic[B]):
     """Buffers that are written again and again, each only when its last loan is over.
 
     `new()` makes one; the free list keeps at most `free_limit` buffers and `free_bytes` bytes, where `size(buffer)` is
-    in bytes. Not thread-safe: whoever shares a pool locks it.
+    in bytes. `settled(buffer)` is called when nobody reads it any more. Not thread-safe: whoever shares a pool
+    locks it.
     """
 
     def __init__(
@@ -99,11 +105,13 @@ class BufferPool(Generic[B]):
         free_limit: int = FREE_LIMIT,
         free_bytes: int = FREE_BYTES,
         size: Callable[[B], int] = lambda buffer: 0,
+        settled: Callable[[B], object] = lambda buffer: None,
     ) -> None:
         if free_limit < 0 or free_bytes < 0:
             raise ValueError(f"free_limit is {free_limit}, free_bytes {free_bytes}; neither can be negative")
         self._new = new
         self._size = size
+        self._when_settled = settled
         self.free_limit = free_limit
         self.free_bytes = free_bytes
         self._free: list[B] = []
@@ -153,6 +161,7 @@ class BufferPool(Generic[B]):
         for _ in range(min(looks, len(self._pending))):
             buffer, trackers, borrowing = self._pending.popleft()
             if self._settled(trackers):
+                self._when_settled(buffer)
                 recycle = self._recycle if self._has_room(buffer) else self._drop_surplus
                 recycle(buffer)
                 settled += 1

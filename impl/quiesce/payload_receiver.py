@@ -78,8 +78,7 @@ class _Receiver(Generic[T]):
         where = self._plain.getsockopt_string(zmq.LAST_ENDPOINT)
         return QuiesceTimeout(f"no message came from {where} within {timeout} s; call again to go on waiting")
 
-    def close(self) -> None:
-        """Close the socket. Messages already received stay valid."""
+    def _close(self) -> None:
         self._socket.close(linger=0)
 
 
@@ -109,12 +108,17 @@ class PayloadReceiver(_Receiver[T]):
         """The next message. QuiesceTimeout if none came within `timeout` seconds.
 
         Raises DecodeError for a message that is not one of this library's, or is inconsistent; it is gone then, and the
-        next call returns the next message. Raises Closed.
+        next call returns the next message. Raises Closed. An exception that comes from outside while it is decoded (a
+        signal handler that raises) takes the message with it.
         """
-        return self._turns.take(timeout, lambda: self._receive_now(timeout))
-
-    def _receive_now(self, timeout: float) -> Received[T]:
         deadline = time.monotonic() + seconds(timeout)
+        return self._turns.take(timeout, lambda: self._receive_until(deadline, timeout))
+
+    def close(self) -> None:
+        """Close the socket. Messages already received stay valid. QuiesceTimeout if another thread keeps receiving."""
+        self._turns.take(TIMEOUT, self._close)
+
+    def _receive_until(self, deadline: float, timeout: float) -> Received[T]:
         while (received := self._take()) is None:
             left = deadline - time.monotonic()
             with translating("nothing was received"):
@@ -159,6 +163,10 @@ class AsyncPayloadReceiver(_Receiver[T]):
             if not ready:
                 raise self._nothing_came(timeout)
         return received
+
+    def close(self) -> None:
+        """Close the socket, also while a task waits in `receive`. Messages already received stay valid."""
+        self._close()
 
     async def _poll(self, milliseconds: int) -> bool:
         """Wait for a message. Closed, rather than CancelledError, if the receiver is closed meanwhile."""

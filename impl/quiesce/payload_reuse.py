@@ -139,7 +139,7 @@ class PayloadSender:
         self._closed = False
         self._number = self._waits = 0
         self._loans: deque[Loan] = deque()
-        self.pool = BufferPool(PayloadBuffer, free_limit, size=len)
+        self.pool = BufferPool(PayloadBuffer, free_limit, size=len, settled=PayloadBuffer.reclaim)
 
     def send(self, obj: object, *, timeout: float = TIMEOUT, prefix: Sequence[bytes] = ()) -> None:
         """Send `obj`; when this returns, the caller may write its tensors.
@@ -181,9 +181,12 @@ class PayloadSender:
 
     def _transmit(self, obj: object, lend: bool, timeout: float, prefix: Sequence[bytes]) -> _Message:
         heading = [_Frame(memoryview(frame).cast("B"), "frame") for frame in prefix]
-        return self._turns.take(timeout, lambda: self._transmit_now(obj, lend, timeout, heading))
+        deadline = time.monotonic() + timeout
+        return self._turns.take(timeout, lambda: self._transmit_now(obj, lend, deadline, timeout, heading))
 
-    def _transmit_now(self, obj: object, lend: bool, timeout: float, heading: list[_Frame]) -> _Message:
+    def _transmit_now(
+        self, obj: object, lend: bool, deadline: float, timeout: float, heading: list[_Frame]
+    ) -> _Message:
         self._check()
         self.pool.settle()
         for _ in range(min(_LOANS_LOOKED_AT, len(self._loans))):
@@ -200,7 +203,7 @@ class PayloadSender:
         try:
             self._encode(message, obj, lend)
             message.frames[:0] = heading
-            self._send_parts(message, timeout)
+            self._send_parts(message, deadline, timeout)
         except BaseException as error:
             # A traceback keeps the frames it passed alive, and with them what we want to see settled.
             traceback.clear_frames(error.__traceback__)
@@ -245,8 +248,7 @@ class PayloadSender:
                 message.frames.append(_Frame(view, "buffer"))
                 start += _aligned(part.view.nbytes)
 
-    def _send_parts(self, message: _Message, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
+    def _send_parts(self, message: _Message, deadline: float, timeout: float) -> None:
         nap = _SHORTEST_NAP
         while not self._send_part(message):
             self._waits += nap == _SHORTEST_NAP

@@ -76,7 +76,7 @@ class PickleCodec:
         pickler = _Pickler(stream, protocol=5, buffer_callback=beside)
         try:
             pickler.dump(obj)
-        except EncodeError:
+        except (EncodeError, MemoryError):
             raise
         except Exception as error:
             raise EncodeError(f"cannot pickle a {type(obj).__qualname__}: {error}") from error
@@ -91,6 +91,8 @@ class PickleCodec:
                     return _usual(frames[1], *head[:2])
                 return _rebuild(frames[1] if len(frames) > 1 else None, *head)
             return pickle.loads(frames[0], buffers=frames[1:])
+        except MemoryError:
+            raise
         except Exception as error:
             raise DecodeError(f"cannot load the pickle of a message: {error!r}") from error
 

@@ -183,10 +183,14 @@ class RingMemory:
         # Last: from here on the descriptor is this object's to close.
         self.fd = fd
 
-    def __del__(self) -> None:
+    def close(self) -> None:
+        """Close the descriptor: nobody can attach any more. What is mapped stays mapped."""
         fd, self.fd = getattr(self, "fd", -1), -1
         if fd >= 0:
             os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
 
     @classmethod
     def create(cls, layout: Layout, secret: bytes) -> RingMemory:
@@ -208,6 +212,10 @@ class RingMemory:
                 f"cannot reserve {layout.total} bytes of shared memory ({error.strerror}); "
                 "ask for fewer or smaller slots, or raise the memory limit",
             ) from error
+        except BaseException:
+            if fd >= 0:
+                os.close(fd)
+            raise
         memory.doorbell.reset()
         for rank in memory.ranks:
             rank.reset()

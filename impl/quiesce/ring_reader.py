@@ -12,16 +12,25 @@ import struct
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import zmq
 
 from quiesce.borrowing import Borrowing, Counters, age
 from quiesce.codec import Buffer
-from quiesce.errors import Closed, DecodeError, PeerDied, QuiesceError, QuiesceTimeout, WrongProcess
+from quiesce.errors import (
+    Closed,
+    DecodeError,
+    PeerDied,
+    QuiesceError,
+    QuiesceTimeout,
+    ResourceExhausted,
+    WrongProcess,
+)
 from quiesce.events import action
 from quiesce.ring_memory import SLICE_S, Process, RingMemory, copied, start_time
 from quiesce.ring_wire import (
@@ -31,7 +40,6 @@ from quiesce.ring_wire import (
     CLOSE,
     DEFAULT_TIMEOUT_S,
     MODULUS,
-    PING,
     REFUSED,
     WELCOME,
     Codec,
@@ -44,7 +52,9 @@ from quiesce.ring_wire import (
     unpack_head,
 )
 from quiesce.ring_writer import CLOSING, LEFT, SLOT
-from quiesce.turns import Taken, Turns
+from quiesce.turns import Turns
+
+R = TypeVar("R")
 
 LEASE_BYTES = 1 << 20
 """Buffers from this size on are received without copying, bytes; smaller ones are copied out."""
@@ -104,23 +114,25 @@ class RingReader:
 
         QuiesceTimeout, PeerDied, or QuiesceError if the rank is taken or is none of the ring's.
         """
-        with self._turns(timeout) as deadline:
-            self._await_welcome(deadline)
+        self._in_turn(timeout, self._await_welcome)
 
     def receive(self, timeout: float = DEFAULT_TIMEOUT_S) -> Any:
         """The next message. Tensors in it are writable and this reader's own.
 
         Buffers of LEASE_BYTES and more lie in the ring; their slot is the reader's until the last view of them is
         gone, in whichever thread. QuiesceTimeout after `timeout` seconds loses nothing. Closed when the writer has
-        closed and everything was received, PeerDied when it died. DecodeError skips the message.
+        closed and everything was received, PeerDied when it died. DecodeError skips the message. ResourceExhausted if
+        there is no descriptor or memory left to lease it with: call again.
         """
-        with self._turns(timeout) as deadline:
-            self._await_welcome(deadline)
-            for slot, lease in self._leases():
-                lease.look(f"slot {slot} of the ring to reader {self.rank}")
-            frames = self._next_frames(deadline)
-            self._received += 1
-            return self._codec.decode(frames)
+        return self._in_turn(timeout, self._receive_now)
+
+    def _receive_now(self, deadline: Deadline) -> Any:
+        self._await_welcome(deadline)
+        for slot, lease in self._leases():
+            lease.look(f"slot {slot} of the ring to reader {self.rank}")
+        frames = self._next_frames(deadline)
+        self._received += 1
+        return self._codec.decode(frames)
 
     def counters(self) -> Counters:
         """What is leased by this reader, whose own code holds it. There is no fallback; waits are not counted."""
@@ -144,6 +156,9 @@ class RingReader:
         self._turn.take(DEFAULT_TIMEOUT_S, self._close)
 
     def _close(self) -> None:
+        if self._opened is not None and self._opened[0] == SLOT:
+            # Opened and never copied, since an exception came in between: its slot is let go all the same.
+            self._releaser.owed.add(self._opened[2])
         self._pay()
         self._closed = True
         if self._cursor is None:
@@ -200,13 +215,20 @@ class RingReader:
         end = max(at + nbytes for at, nbytes in pieces)
         # A mapping of its own, private: what this reader writes stays with it, and the death of the mapping is
         # the death of the last view. The slot is not released before its memory is gone from this process.
-        mapping = mmap.mmap(
-            self._memory.fd,
-            end,
-            mmap.MAP_PRIVATE,
-            mmap.PROT_READ | mmap.PROT_WRITE,
-            offset=layout.slot_at(slot),
-        )
+        try:
+            mapping = mmap.mmap(
+                self._memory.fd,
+                end,
+                mmap.MAP_PRIVATE,
+                mmap.PROT_READ | mmap.PROT_WRITE,
+                offset=layout.slot_at(slot),
+            )
+        except OSError as error:
+            raise ResourceExhausted(
+                error.errno,
+                f"cannot lease slot {slot} ({error.strerror}); nothing is lost: raise the limit of open files or of "
+                "memory, or let leases go, and receive again",
+            ) from error
         frames: list[Buffer] = [
             np.frombuffer(mapping, np.uint8, nbytes, at)
             if nbytes >= self.lease_bytes
@@ -336,18 +358,25 @@ class RingReader:
         assert self._opened is not None
         due = self._opened[1]
         while True:
+            kind, sequence, parts = self._hear(deadline)
+            if kind == BODY and sequence == due:
+                return self._take_body(parts)
+            self._heard = None
+
+    def _hear(self, deadline: Deadline) -> tuple[bytes, int, list[zmq.Frame]]:
+        """What the writer says next over ZMQ: of which kind, of which message, and its parts. QuiesceTimeout."""
+        while True:
             # Kept until it is taken, whatever exception comes in between.
             self._heard = self._heard or self._listen(deadline)
             if self._heard is None:
                 raise self._time_out(deadline)
             try:
-                kind, sequence = unpack_head(self._key, self._nonce, self._heard)
+                return (*unpack_head(self._key, self._nonce, self._heard), self._heard[1:])
             except DecodeError:
+                cut = not len(self._heard[-1])
                 self._heard = None
-                raise
-            if kind == BODY and sequence == due:
-                return self._take_body(self._heard[1:])
-            self._heard = None
+                if not cut:  # by an exception at the writer, which then says all of it again
+                    raise
 
     def _listen(self, deadline: Deadline) -> list[zmq.Frame] | None:
         """What comes next over ZMQ; None at the deadline. PeerDied if the writer has ended and nothing is left."""
@@ -369,13 +398,13 @@ class RingReader:
                 f"reader {self.rank} was told of message {due} and found {sequence}: the ring is broken"
             )
 
-    def _turns(self, timeout: float) -> Taken[Deadline]:
+    def _in_turn(self, timeout: float, call: Callable[[Deadline], R]) -> R:
         deadline = Deadline(timeout)
         if os.getpid() != self._pid:
             raise WrongProcess(
                 "this reader was made in another process; attach one here by the ring's handle"
             )
-        return self._turn.taken(timeout, partial(self._begin, deadline))
+        return self._turn.take(timeout, lambda: call(self._begin(deadline)))
 
     def _begin(self, deadline: Deadline) -> Deadline:
         if self._closed:
@@ -409,7 +438,7 @@ class RemoteReader(RingReader):
     @action("TakeBody", lambda self, result, kind, parts: {"r": self.rank})
     def _take_next(self, kind: bytes, parts: list[zmq.Frame]) -> list[Buffer]:
         """The next message, or none if it is the last word of the writer."""
-        self._cursor = (self._cursor + 1) % MODULUS  # type: ignore[operator]
+        self._heard, self._cursor = None, (self._cursor + 1) % MODULUS  # type: ignore[operator]
         self._say([ACK, self._cursor.to_bytes(8, "little")])
         if kind == CLOSE:
             self._ended = Closed("the writer has closed the ring and everything was received")
@@ -430,15 +459,14 @@ class RemoteReader(RingReader):
         return not self._socket.poll(0, zmq.POLLOUT)
 
     def _next_frames(self, deadline: Deadline) -> list[Buffer]:
-        while True:
-            parts = self._listen(deadline)
-            if parts is None:
-                raise self._time_out(deadline)
-            kind, sequence = unpack_head(self._key, self._nonce, parts)
-            if kind != PING:
-                break
-        self._check_due(sequence, (self._cursor + 1) % MODULUS)  # type: ignore[operator]
-        frames = self._take_next(kind, parts[1:])
+        due = (self._cursor + 1) % MODULUS  # type: ignore[operator]
+        kind, sequence, parts = self._hear(deadline)
+        # Besides what is due come pings, and for the second time what an exception at the writer came behind.
+        while kind not in (BODY, CLOSE) or (sequence - due) % MODULUS >= MODULUS // 2:
+            self._heard = None
+            kind, sequence, parts = self._hear(deadline)
+        self._check_due(sequence, due)
+        frames = self._take_next(kind, parts)
         if self._ended:
             raise _anew(self._ended)
         return frames

@@ -9,7 +9,8 @@ import struct
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -144,33 +145,27 @@ class RingWriter:
 
     @action("Publish", lambda self, result, slot, *_: {"s": slot, **self._announced})
     def _publish(self, slot: int, frames: list[Buffer], plan: list[int]) -> None:
-        readers = self._admitted()
-        self._held.discard(slot)
-        self._holders[slot] = {rank for rank in readers if self._is_local(rank)}
-        self._announce(SLOT, slot, plan[0], len(frames))
-        self._lent[slot] = self._sequence
-        self._unsent = {rank for rank in readers if not self._is_local(rank)}
-        if self._unsent:
+        far = self._far()
+        if far:
             self._body = self._private(frames)
+        self._held.discard(slot)
+        self._announce(SLOT, slot, plan[0], len(frames), far)
 
     @action("Overflow", lambda self, *_: self._announced)
     def _overflow(self, frames: list[Buffer]) -> None:
         # R6: the caller may write its memory when publish returns, long before ZMQ has read the last of it.
         self._body = self._private(frames)
-        self._announce(OVERFLOWED, _NO_SLOT, 0, len(frames))
-        self._unsent = self._admitted()
+        self._announce(OVERFLOWED, _NO_SLOT, 0, len(frames), self._admitted())
 
     @action("SendBody", lambda self, result, rank: {"r": rank})
     def _send_body(self, rank: int) -> None:
-        self._unsent.discard(rank)
         peer = self._peers[rank]
         head = pack_head(BODY if self._body else CLOSE, self._key, peer.nonce, self._sequence, self._body)
-        try:
-            self._socket.send_multipart([peer.identity, head, *self._body], zmq.NOBLOCK, copy=False)
-        except zmq.ZMQError:
+        if not self._say(peer.identity, [head, *self._body], copy=False) and peer.process is None:
             # Gone: a local reader's end is seen by its process, a remote one's here.
-            if peer.process is None:
-                peer.identity = b""
+            peer.identity = b""
+        # Only now: after an exception it is sent again, and who has it passes over the second.
+        self._unsent.discard(rank)
 
     @action("Post", lambda self, result, rank: {"r": rank})
     def _post(self, rank: int) -> None:
@@ -186,16 +181,16 @@ class RingWriter:
     @action("Close", lambda self, *_: self._announced)
     def _close(self) -> None:
         self._body = []
-        self._announce(CLOSING, _NO_SLOT, 0, 0)
-        self._unsent = {rank for rank in self._admitted() if not self._is_local(rank)}
+        self._announce(CLOSING, _NO_SLOT, 0, 0, self._far())
 
     @action("Admit", lambda self, result, hello, identity: {"r": hello.rank})
     def _admit(self, hello: Hello, identity: bytes) -> None:
         if self._is_local(hello.rank):
             self._memory.ranks[hello.rank].reset()
-        self._peers[hello.rank] = _Peer(hello, identity, self._sequence)
         # The welcome orders the reset before the reader's first wait: it goes through the kernel. SYNC(admit.send)
         self._say(identity, [pack_head(WELCOME, self._key, hello.nonce, self._sequence)])
+        # Only now: after an exception its greeting is heard again, and answered again.
+        self._peers[hello.rank] = _Peer(hello, identity, self._sequence)
 
     @action("HearRelease", lambda self, result, rank, slot: {"r": rank, "s": slot})
     def _hear_release(self, rank: int, slot: int) -> None:
@@ -226,11 +221,19 @@ class RingWriter:
 
     # -------------------------------------------------------------------------------------------------- what helps
 
-    def _announce(self, kind: int, slot: int, table_at: int, frames: int) -> None:
-        self._sequence = (self._sequence + 1) % MODULUS
-        entry = self._memory.entries[self._sequence % self._memory.layout.window]
-        entry[0], entry[1], entry[2], entry[3] = self._sequence, kind << 32 | slot, table_at, frames
-        self._unposted = {rank for rank in self._admitted() if self._is_local(rank)}
+    def _announce(self, kind: int, slot: int, table_at: int, frames: int, unsent: set[int]) -> None:
+        sequence = (self._sequence + 1) % MODULUS
+        entry = self._memory.entries[sequence % self._memory.layout.window]
+        entry[0], entry[1], entry[2], entry[3] = sequence, kind << 32 | slot, table_at, frames
+        local = {rank for rank in self._admitted() if self._is_local(rank)}
+        holders = set(local)
+        # From here on nothing is called, and so nothing comes in between: it is announced to all readers, or was not.
+        self._sequence = sequence
+        self._unposted = local
+        self._unsent = unsent
+        if kind == SLOT:
+            self._holders[slot] = holders
+            self._lent[slot] = sequence
         self._step = "posting"
 
     @property
@@ -247,6 +250,12 @@ class RingWriter:
                 self._send_body(rank)
             self._return()
         return self._sequence
+
+    def _find_lost(self) -> None:
+        """A slot that an exception left on no list is held, and so recycled when nobody reads it."""
+        slots = self._memory.layout.slots
+        if len(self._free) + len(self._held) + len(self._lent) < slots:
+            self._held |= {*range(slots)} - {*self._free, *self._lent}
 
     @staticmethod
     def _private(frames: list[Buffer]) -> list[Buffer]:
@@ -399,10 +408,7 @@ class RingWriter:
         """Whether the connection of a remote reader still stands is known only by sending."""
         if peer.process is None and peer.identity and time.monotonic() - peer.probed > PROBE_S:
             peer.probed = time.monotonic()
-            try:
-                head = pack_head(PING, self._key, peer.nonce, self._sequence)
-                self._socket.send_multipart([peer.identity, head], zmq.NOBLOCK)
-            except zmq.ZMQError:
+            if not self._say(peer.identity, [pack_head(PING, self._key, peer.nonce, self._sequence)]):
                 peer.identity = b""
 
     def _greet(self) -> None:
@@ -430,7 +436,7 @@ class RingWriter:
         objection = ""
         peer = self._peers.get(hello.rank)
         if peer and peer.nonce == hello.nonce:
-            return
+            return  # heard twice, since an exception came after the first time
         if peer:
             self._probe(peer)
         if peer and peer.is_gone():
@@ -452,11 +458,18 @@ class RingWriter:
         else:
             self._admit(hello, identity)
 
-    def _say(self, identity: bytes, parts: list[bytes]) -> None:
+    def _say(self, identity: bytes, parts: Sequence[Buffer], copy: bool = True) -> bool:
+        """Send a message to one peer; False if it has hung up."""
         try:
-            self._socket.send_multipart([identity, *parts], zmq.NOBLOCK)
+            self._socket.send_multipart([identity, *parts], zmq.NOBLOCK, copy=copy)
         except zmq.ZMQError:
-            return  # it hung up before it was answered
+            return False
+        except BaseException:
+            # It came between two parts, perhaps: what is cut has to end, or the next message is glued to it.
+            with suppress(zmq.ZMQError):
+                self._socket.send(b"", zmq.NOBLOCK)
+            raise
+        return True
 
     def _is_local(self, rank: int) -> bool:
         return rank < self._memory.layout.ranks
@@ -466,6 +479,9 @@ class RingWriter:
 
     def _admitted(self) -> set[int]:
         return {rank for rank, peer in self._peers.items() if peer.admitted}
+
+    def _far(self) -> set[int]:
+        return {rank for rank in self._admitted() if not self._is_local(rank)}
 
     def _remote_behind(self) -> bool:
         return any(

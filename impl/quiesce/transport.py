@@ -142,6 +142,15 @@ class TorchTransport:
         """The rank of this process in the default group."""
         return dist.get_rank()
 
+    def _other(self, peer: int) -> int:
+        """gloo ends the process for a rank that there is not, and waits for ever for its own."""
+        ranks = dist.get_world_size()
+        if peer == self.rank or not 0 <= peer < ranks:
+            raise QuiesceError(
+                f"rank {self.rank} cannot exchange tensors with rank {peer}: there are {ranks}, and it takes another"
+            )
+        return peer
+
     def send_message(self, message: bytes, to: int) -> TorchHandle:
         """Send the size and the bytes; both are owned by the handle. `PeerDied` if the connection is gone."""
         # The receiver must know the size: gloo aborts a receive into a buffer that is too small.
@@ -149,7 +158,10 @@ class TorchTransport:
         body = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         what = f"metadata from rank {self.rank} to rank {to}"
         with _explained(what):
-            works = [dist.isend(t, to, group=self._metadata_group, tag=METADATA_TAG) for t in (size, body)]
+            works = [
+                dist.isend(t, self._other(to), group=self._metadata_group, tag=METADATA_TAG)
+                for t in (size, body)
+            ]
         return TorchHandle(works, (size, body), True, what)
 
     def receive_message(self, source: int, timeout: float) -> bytes:
@@ -171,7 +183,7 @@ class TorchTransport:
         tensor = torch.frombuffer(buffer, dtype=torch.uint8)
         what = f"metadata from rank {source} to rank {self.rank}"
         with _explained(what):
-            work = dist.irecv(tensor, source, group=self._metadata_group, tag=METADATA_TAG)
+            work = dist.irecv(tensor, self._other(source), group=self._metadata_group, tag=METADATA_TAG)
         TorchHandle([work], [tensor], True, what).wait(max(deadline - time.monotonic(), 1e-3))
         return bytes(buffer)
 
@@ -179,14 +191,18 @@ class TorchTransport:
         """Send the bytes of a contiguous tensor of one dimension. `PeerDied` if the connection is gone."""
         what = f"a tensor from rank {self.rank} to rank {to}"
         with _explained(what):
-            work = dist.isend(tensor.view(torch.uint8), to, group=self._device_group, tag=TENSOR_TAG)
+            work = dist.isend(
+                tensor.view(torch.uint8), self._other(to), group=self._device_group, tag=TENSOR_TAG
+            )
         return TorchHandle([work], [tensor], self._blocks_host, what)
 
     def receive(self, tensor: torch.Tensor, source: int) -> TorchHandle:
         """Receive into a contiguous tensor of one dimension. `PeerDied` if the connection is gone."""
         what = f"a tensor from rank {source} to rank {self.rank}"
         with _explained(what):
-            work = dist.irecv(tensor.view(torch.uint8), source, group=self._device_group, tag=TENSOR_TAG)
+            work = dist.irecv(
+                tensor.view(torch.uint8), self._other(source), group=self._device_group, tag=TENSOR_TAG
+            )
         return TorchHandle([work], [tensor], self._blocks_host, what)
 
     def gather(self, whole: torch.Tensor, part: torch.Tensor) -> TorchHandle:

@@ -8,7 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 # Its own farewell, which forgets what is lent, must be registered before ours, to be run after it.
 import zmq.utils.garbage  # noqa: F401
@@ -37,31 +37,6 @@ def _abandon_all() -> None:
     for sender in tuple(_open):
         with contextlib.suppress(QuiesceError):
             sender._abandon()
-
-
-class Taken(Generic[R]):
-    """A turn for the length of a `with` block; a class, since a generator takes microseconds longer.
-
-    An exception that a signal handler raises between the block and its end keeps the turn as long as it is kept itself.
-    """
-
-    def __init__(self, turns: Turns, timeout: float, begin: Callable[[], R]) -> None:
-        self._turns, self._timeout, self._begin = turns, timeout, begin
-
-    def __enter__(self) -> R:
-        self._turns._refuse()
-        try:
-            self._turns._acquire(self._timeout)
-            return self._begin()
-        except BaseException:
-            self.__exit__()
-            raise
-
-    def __exit__(self, *error: object) -> None:
-        try:  # noqa: SIM105
-            self._turns._lock.release()
-        except RuntimeError:
-            pass  # it is another thread's
 
 
 class Turns:
@@ -101,10 +76,6 @@ class Turns:
                 self._lock.release()
             except RuntimeError:
                 pass  # it is another thread's
-
-    def taken(self, timeout: float, begin: Callable[[], R]) -> Taken[R]:
-        """The same around a block, which begins with `begin()` and is given what that returns."""
-        return Taken(self, timeout, begin)
 
     def _refuse(self) -> None:
         self.check_process()

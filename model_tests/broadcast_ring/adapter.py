@@ -132,6 +132,11 @@ class Ring(Adapter):
             )
         ),
         "what is lost with the writer is the kernel's choice": lambda state, step: step.action == "LoseBody",
+        "what was copied is released before the next entry is opened": (
+            lambda state, step: (
+                step.action == "Open" and 1 in dict(state["grip"][step.parameters["r"]]).values()
+            )
+        ),
         "a body that has arrived is taken": (
             lambda state, step: step.action == "TimeOut" and bool(state["bodies"][step.parameters["r"]])
         ),

@@ -208,6 +208,12 @@ class Child:
         self.process.start()
         theirs.close()
 
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
     def hears(self, timeout: float = 2 * START_S) -> Any:
         """The next thing it says; the last is what it returns."""
         assert self._pipe.poll(timeout), "the process says nothing"
@@ -231,6 +237,7 @@ class Child:
         return self.process.exitcode
 
     def end(self) -> None:
+        """Kill it if it still lives; does nothing the second time."""
         self.process.kill()
         self.process.join(START_S)
         self._pipe.close()

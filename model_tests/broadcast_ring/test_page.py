@@ -89,9 +89,3 @@ def test_actions() -> None:
         names = {action} if action in actions else {f"Begin{action}", f"End{action}"}
         assert names <= actions
         assert method in PAGE
-
-
-def test_example() -> None:
-    example = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert example
-    exec(compile(example[1], "docs/broadcast_ring.md", "exec"), {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -90,8 +91,10 @@ def test_publishing_does_not_wait_for_leases(ring_class: type[BroadcastRing], co
 
 @pytest.mark.parametrize(("ring_class", "completes"), [(BroadcastRing, True), (DeathUnnoticed, False)])
 def test_a_dead_reader_is_noticed(ring_class: type[BroadcastRing], completes: bool) -> None:
-    with ring_class(1, slots=2, slot_bytes=4096, window=2) as ring:
-        child = Child("read_all", ring.handle.to_json(), 0, 0)
+    with (
+        ring_class(1, slots=2, slot_bytes=4096, window=2) as ring,
+        Child("read_all", ring.handle.to_json(), 0, 0) as child,
+    ):
         ring.wait_until_ready(START_S)
         child.end()
         if completes:
@@ -105,8 +108,10 @@ def test_a_dead_reader_is_noticed(ring_class: type[BroadcastRing], completes: bo
 
 @pytest.mark.parametrize(("reader_class", "notices"), [(RingReader, True), (WriterDeathUnnoticed, False)])
 def test_a_dead_writer_is_noticed(reader_class: type[RingReader], notices: bool) -> None:
-    child = Child("write_all", "", [1], 10**6, 1)
-    with reader_class(RingHandle.from_json(child.hears()), 0) as reader:
+    with (
+        Child("write_all", "", [1], 10**6, 1) as child,
+        reader_class(RingHandle.from_json(child.hears()), 0) as reader,
+    ):
         reader.wait_until_ready(START_S)
         child.end()
 
@@ -120,8 +125,10 @@ def test_a_dead_writer_is_noticed(reader_class: type[RingReader], notices: bool)
 
 @pytest.mark.parametrize(("reader_class", "notices"), [(RingReader, True), (JoinerWaitsForTheDead, False)])
 def test_a_writer_that_dies_before_it_lets_a_reader_in(reader_class: type[RingReader], notices: bool) -> None:
-    child = Child("write_all", "Admit.begin.1", [1], 1, 1)
-    with reader_class(RingHandle.from_json(child.hears()), 0) as reader:
+    with (
+        Child("write_all", "Admit.begin.1", [1], 1, 1) as child,
+        reader_class(RingHandle.from_json(child.hears()), 0) as reader,
+    ):
         child.exit_code()
         with pytest.raises(PeerDied if notices else QuiesceTimeout):
             reader.wait_until_ready(1.0)
@@ -147,7 +154,7 @@ def test_what_follows_a_lost_body_is_not_received(reader_class: type[RingReader]
 @pytest.mark.parametrize("remote", [False, True], ids=["local", "remote"])
 def test_a_reader_that_left_is_replaced(remote: bool) -> None:
     """By one of the same process, before anything is published: readiness hears of the leaving too."""
-    readers, bind = (0, "ipc://@quiesce-test-replaced") if remote else (1, None)
+    readers, bind = (0, f"ipc://@{secrets.token_hex(8)}") if remote else (1, None)
     reader_class = RemoteReader if remote else RingReader
     with BroadcastRing(readers, slots=2, slot_bytes=LEASE_BYTES, remote=int(remote), bind=bind) as ring:
         for number in range(3):
@@ -294,7 +301,7 @@ class InterruptedFar(Interrupted, RemoteReader):
 @pytest.mark.parametrize("reader_class", [Interrupted, InterruptedFar])
 def test_one_that_is_interrupted_while_it_greets_leaves_no_trace(reader_class: type[RingReader]) -> None:
     remote = reader_class is InterruptedFar
-    readers, bind = (0, "ipc://@quiesce-test-interrupted") if remote else (1, None)
+    readers, bind = (0, f"ipc://@{secrets.token_hex(8)}") if remote else (1, None)
     with BroadcastRing(readers, slots=2, slot_bytes=4096, remote=int(remote), bind=bind) as ring:
         with pytest.raises(KeyboardInterrupt) as kept:
             reader_class(ring.handle, 0)
@@ -317,8 +324,9 @@ def _is_missing(ring: BroadcastRing) -> bool:
 
 def test_a_reader_that_was_away_passes_over_any_number_of_pings() -> None:
     """A writer that waits sends each remote reader two a second, whomever it waits for."""
+    bind = f"ipc://@{secrets.token_hex(8)}"
     with (
-        BroadcastRing(0, slots=1, slot_bytes=4096, remote=1, bind="ipc://@quiesce-test-pings") as ring,
+        BroadcastRing(0, slots=1, slot_bytes=4096, remote=1, bind=bind) as ring,
         RemoteReader(ring.handle, 0) as reader,
     ):
         ring.wait_until_ready(START_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from quiesce.ring_reader import LEASE_BYTES, RemoteReader, RingReader
 from quiesce.ring_wire import ACK
 from quiesce.ring_writer import LOAN_AT, SLOT
 
-REMOTE = "ipc://@quiesce-test-survivors"
+REMOTE = f"ipc://@{secrets.token_hex(8)}"
 
 
 @contextmanager

@@ -187,6 +187,7 @@ class Actor:
         )
         self.process.start()
         theirs.close()
+        self.killed = False
         self.struck: set[str] = set()
         self.report: Report | None = None
         self.words: list[tuple[Any, ...]] = []
@@ -221,6 +222,11 @@ class Actor:
     def said(self, word: str) -> Any:
         """What it said first under this word; None if it has not yet."""
         return next((words[1] for words in self.words if words[0] == word), None)
+
+    def kill(self) -> None:
+        """Kill it in the middle of whatever it does; nobody waits for its report."""
+        self.killed = True
+        self.process.kill()
 
     def end(self) -> None:
         self.process.kill()

@@ -179,6 +179,10 @@ def payload_sender(play: Play, address: str, most: int = -1) -> None:
                 lambda m: (sender.lend if m["number"] % 2 else sender.send)(m, timeout=WAIT_S) and None,
                 most,
             )
+            play.say("sent", measured.messages)
+            give_up_at = time.monotonic() + GIVE_UP_S
+            while play.told(WAIT_S) != "close":
+                assert time.monotonic() < give_up_at, "nobody says close"
             pool = sender.pool
             play.report.facts |= {
                 "buffers made": pool.made,
@@ -252,8 +256,9 @@ def stage_rank(play: Play, folder: str, rank: int, life: int, most: int = -1) ->
                             {"number": message["number"], "wrong": is_wrong(message), "at": message["at"]}
                         )
                     number += 1
-                for _ in range(2 if rank == 0 and number >= first + 2 else 0):
+                for due in (number - 2, number - 1) if rank == 0 and number >= first + 2 else ():
                     answer = link.irecv_tensor_dict().wait()
+                    disorder += answer["number"] != due
                     measured.count(0, answer["wrong"], answer["at"])
         except (errors.PeerDied, errors.QuiesceTimeout):
             number += 1  # what was on its way went with the peer

@@ -249,25 +249,36 @@ def _wrong(run: Run, point: Point | None) -> Iterator[str]:
             yield f"{name}: slots stay held by readers {report.facts['held']}"
         if report.facts.get("pending"):
             yield f"{name}: {report.facts['pending']} buffers or loans never ended"
-        yield from _out_of_sequence(run, name, report)
+        yield from _out_of_sequence(run, name, report, whole=point is None and not run.faults)
     left = [entry for entry in os.listdir(run.folder) if entry != "store" and entry != "s"]
     if left:
         yield f"files are left: {left}"
 
 
-def _out_of_sequence(run: Run, name: str, report: Report) -> Iterator[str]:
-    """Doubled, or missing without a reason: a loss is excused by an exception of the sender or the receiver."""
+def _out_of_sequence(run: Run, name: str, report: Report, whole: bool) -> Iterator[str]:
+    """Doubled, or missing without a reason: a loss is excused by an exception of the sender or the receiver.
+
+    Everything has to arrive where nothing struck (`whole`), and at a reader that was told that the ring is closed; and
+    the first message at whoever was there from the start.
+    """
+    if name[0] not in "rkb":
+        return
     numbers: dict[Any, list[int]] = {}
-    for entry in report.got if name[0] in "rkb" else ():
+    for entry in report.got:
         sender, index = entry if isinstance(entry, tuple) else (0, entry)
         numbers.setdefault(sender, []).append(index)
     unsure = {index for actor in run.actors if actor.report for index in actor.report.unsure}
     unsure |= {words[1] for actor in run.actors for words in actor.words if words[0] == "unsure"}
     own = sum(kind in ("Injected", "Interrupted") for _, kind, _ in report.errors)
+    sent = [a.report.facts["sent"] for a in run.actors if a.report and "sent" in a.report.facts]
+    ends = bool(sent) and (report.end == "Closed" or (whole and report.end != "left"))
+    if whole and not numbers:
+        yield f"{name} received nothing"
     for sender, indices in numbers.items():
         if sorted(set(indices)) != indices:
             yield f"{name} received doubled or out of order: {indices}"
-        missing = set(range(indices[0], indices[-1])) - set(indices) - unsure
+        first = indices[0] if own or "+" in name else 0
+        missing = set(range(first, sent[0] if ends else indices[-1])) - set(indices) - unsure
         # A ZMQ peer that died took with it what was on its way to it.
         if len(missing) > own and "r+" not in run.names:
             yield f"{name} missed {sorted(missing)} of sender {sender}"

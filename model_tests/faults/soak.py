@@ -35,7 +35,7 @@ STRETCHES = 20
 """Into how many the rest is divided."""
 GROWTH = 256 << 10
 """Bytes a second by which memory may seem to grow: what it means is that it fits a day. Noise is above this in a run
-of seconds, so that the slope must also be twice its error."""
+of seconds, so that the slope must also be three times its error."""
 
 
 def slope(samples: np.ndarray) -> tuple[float, float]:
@@ -53,8 +53,13 @@ def slope(samples: np.ndarray) -> tuple[float, float]:
     return rate, float(np.sqrt(((y - rate * t) ** 2).sum() / (len(t) - 2) / (t @ t)))
 
 
-def summary(staying: dict[str, Actor], guests: list[Actor], seconds: float) -> dict[str, Any]:
-    """Of what all of them measured. Latencies in microseconds, from before the message is sent to after it came."""
+def summary(
+    staying: dict[str, Actor], guests: list[Actor], seconds: float, lost: Callable[[int, int], int]
+) -> dict[str, Any]:
+    """Of what all of them measured. Latencies in microseconds, from before the message is sent to after it came.
+
+    `lost` says how many messages are missing, of those sent and those that came to the one that stays.
+    """
     facts = {name: actor.report.facts if actor.report else {} for name, actor in staying.items()}
     visits = [actor.report.facts for actor in guests if actor.report]
     received = [f for name, f in facts.items() if not name.startswith("sends")] + visits
@@ -62,13 +67,17 @@ def summary(staying: dict[str, Actor], guests: list[Actor], seconds: float) -> d
         [np.zeros(0), *(f["latencies"] for f in (*facts.values(), *visits) if len(f.get("latencies", [])))]
     )
     memory = {name: np.array(f["memory"], float) for name, f in facts.items() if f}
+    sent = sum(f.get("messages", 0) for name, f in facts.items() if name.startswith("sends"))
+    came = sum(f.get("messages", 0) for name, f in facts.items() if not name.startswith("sends"))
+    everybody = {**staying, **{f"guest {number}": guest for number, guest in enumerate(guests)}}
     return {
         "seconds": round(seconds, 1),
-        "sent": sum(f.get("messages", 0) for name, f in facts.items() if name.startswith("sends")),
+        "sent": sent,
         "received": sum(f.get("messages", 0) for f in received),
         "gigabytes": round(sum(f.get("bytes", 0) for f in received) / 1e9, 2),
-        "corrupted": sum(f.get("wrong", 0) for f in received),
-        "out of order": sum(f.get("out of order", 0) for f in received),
+        "corrupted": sum(f.get("wrong", 0) for f in (*facts.values(), *visits)),
+        "out of order": sum(f.get("out of order", 0) for f in (*facts.values(), *visits)),
+        "lost": lost(sent, came),
         "came and went": len(guests),
         "latency us": {
             str(q): round(float(np.percentile(latencies, q)) * 1e6)
@@ -88,23 +97,22 @@ def summary(staying: dict[str, Actor], guests: list[Actor], seconds: float) -> d
         "facts": {
             n: {k: v for k, v in f.items() if k.startswith(("buffers", "pending"))} for n, f in facts.items()
         },
-        "left": sorted({what for a in [*staying.values(), *guests] if a.report for what in a.report.left}),
-        "failed": [
-            a.report.end for a in [*staying.values(), *guests] if a.report and "Traceback" in a.report.end
-        ],
-        "silent": [name for name, actor in staying.items() if not actor.report],
+        "left": sorted({what for a in everybody.values() if a.report for what in a.report.left}),
+        "failed": [a.report.end for a in everybody.values() if a.report and "Traceback" in a.report.end],
+        "silent": [name for name, actor in everybody.items() if not actor.report and not actor.killed],
     }
+
+
+def miscounted(found: dict[str, Any]) -> list[str]:
+    """What of a summary is not as it should be, but for memory, which needs a longer run."""
+    keys = ("corrupted", "out of order", "lost", "left", "failed", "silent")
+    return [f"{key}: {found[key]}" for key in keys if found[key]]
 
 
 def wrong(found: dict[str, Any]) -> list[str]:
     """What of a summary is not as it should be."""
-    bad = [
-        f"{key}: {found[key]}"
-        for key in ("corrupted", "out of order", "left", "failed", "silent")
-        if found[key]
-    ]
     grew = {n: (r, e) for n, (r, e) in found["memory growth kB/s"].items() if r * 1e3 > GROWTH and r > 3 * e}
-    return bad + [
+    return miscounted(found) + [
         f"memory of {name} grows by {rate} kB/s (error {error})" for name, (rate, error) in grew.items()
     ]
 
@@ -122,7 +130,7 @@ def _visits(actors: list[Actor], seconds: float, come: Callable[[], Actor]) -> I
         actors.append(guest)
         _for(actors, max(0.5, min(STAY_S, end - time.monotonic())))
         if number % 2:
-            guest.process.kill()
+            guest.kill()
         number += 1
         yield guest
 
@@ -147,7 +155,12 @@ def ring(seconds: float, folder: str, most: int = -1, **options: Any) -> dict[st
                 guests.append(guest)
         writer.tell("stop") if most < 0 else None
         until(actors, lambda: all(actor.over for actor in actors))
-        return summary({"sends": writer, "receives": stays}, guests, time.monotonic() - start)
+        return summary(
+            {"sends": writer, "receives": stays},
+            guests,
+            time.monotonic() - start,
+            lost=lambda sent, came: sent - came,
+        )
 
 
 def payload(seconds: float, folder: str, most: int = -1, **options: Any) -> dict[str, Any]:
@@ -164,11 +177,20 @@ def payload(seconds: float, folder: str, most: int = -1, **options: Any) -> dict
                 guest.tell("leave")
                 guests.append(guest)
             sender.tell("stop")
-        until(actors, lambda: sender.over)
+        # Over ipc what the kernel still has for a receiver at its mark is lost when the sender closes.
+        until(actors, lambda: sender.over or sender.said("sent"))
         for receiver in (stays, *guests):
             receiver.tell("stop")
-        until(actors, lambda: all(actor.over for actor in actors))
-        return summary({"sends": sender, "receives": stays}, guests, time.monotonic() - start)
+        until(actors, lambda: all(actor.over for actor in (stays, *guests)))
+        sender.tell("close")
+        until(actors, lambda: sender.over)
+        # What was on its way to a guest goes with it.
+        return summary(
+            {"sends": sender, "receives": stays},
+            guests,
+            time.monotonic() - start,
+            lost=lambda sent, came: 0 if guests else sent - came,
+        )
 
 
 def pipeline(seconds: float, folder: str, most: int = -1, **options: Any) -> dict[str, Any]:
@@ -188,29 +210,34 @@ def pipeline(seconds: float, folder: str, most: int = -1, **options: Any) -> dic
             if most >= 0 or left < 2 * STAY_S:
                 break
             _for(actors, STAY_S)
-            guest.process.kill()
+            guest.kill()
             until(actors, lambda guest=guest: guest.over)
         _for(actors, max(0.0, start + seconds - time.monotonic()) if most < 0 else 0.0)
         first.tell("stop") if most < 0 else None
         until(actors, lambda: all(actor.over for actor in actors))
         # Both ends count: the first its answers, the second what it was sent.
-        return summary({"sends and is answered": first}, guests, time.monotonic() - start)
+        # What was on its way to a stage that was killed went with it.
+        return summary(
+            {"sends and is answered": first},
+            guests,
+            time.monotonic() - start,
+            lost=lambda sent, came: most + 1 - sent if most >= 0 else 0,
+        )
 
 
 LOADS = {"broadcast ring": ring, "payload reuse": payload, "stage handoff": pipeline}
 
 
 def traces(folder: Path, messages: int = 60) -> dict[str, Any]:
-    """A run of each protocol recorded, and the verdicts: accepted, rejected or undetermined."""
+    """A run of each protocol recorded: the verdicts (accepted, rejected or undetermined), and what was miscounted."""
     found: dict[str, Any] = {}
     for name, load in LOADS.items():
         # In a folder of its own: a store that an earlier group met through leads to addresses that are gone.
         directory = folder / f"recorded-{name.replace(' ', '-')}"
         directory.mkdir()
-        load(0.0, str(directory), messages, record=str(directory / "recording"))
-        found[name] = sorted(
-            verdict.outcome for verdict in (judge(case) for case in cases(read(directory / "recording")))
-        )
+        counted = load(0.0, str(directory), messages, record=str(directory / "recording"))
+        verdicts = [judge(case).outcome for case in cases(read(directory / "recording"))]
+        found[name] = [*sorted(verdicts), *miscounted(counted)]
     return found
 
 

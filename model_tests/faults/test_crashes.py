@@ -6,9 +6,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from model_tests.conftest import PROFILE
 from model_tests.faults import points
+from model_tests.faults.crew import Report
 from model_tests.faults.points import Outcome, Point
 
 from quiesce.broadcast_ring import BroadcastRing
@@ -38,6 +44,29 @@ def dry() -> tuple[dict[str, Outcome], list[Point]]:
 
 def test_without_a_fault_nothing_is_wrong(dry: tuple[dict[str, Outcome], list[Point]]) -> None:
     assert {name: outcome.wrong for name, outcome in dry[0].items() if outcome.wrong} == {}
+
+
+@pytest.mark.parametrize(
+    ("got", "end", "whole", "says"),
+    [
+        (range(14), "told", True, ""),
+        (range(11), "told", True, "r missed [11, 12, 13]"),
+        (range(11), "told", False, ""),  # the linger period of a sender that was stopped may be over
+        (range(11), "Closed", False, "r missed [11, 12, 13]"),
+        (range(11), "left", True, ""),
+        (range(2, 14), "told", False, "r missed [0, 1]"),
+        ([0, 1, 3, *range(4, 14)], "told", False, "r missed [2]"),
+        ([0, 1, 1, *range(2, 14)], "told", False, "r received doubled or out of order"),
+        ([], "told", True, "r received nothing"),
+    ],
+)
+def test_what_is_missing_is_noticed(got: Sequence[int], end: str, whole: bool, says: str) -> None:
+    sender, receiver = Report(facts={"sent": 14}), Report(got=list(got), end=end)
+    actors: Any = [SimpleNamespace(report=report, words=[]) for report in (sender, receiver)]
+    run = points.Run(actors, {}, Path())
+    found = "; ".join(points._out_of_sequence(run, "r", receiver, whole))
+    assert found.startswith(says)
+    assert bool(found) == bool(says)
 
 
 def test_every_action_has_its_points(dry: tuple[dict[str, Outcome], list[Point]]) -> None:

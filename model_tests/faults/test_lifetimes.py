@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -240,7 +241,8 @@ for name, script in json.loads(sys.argv[1]).items():
     child = os.fork()
     if not child:
         signal.alarm(60)  # ends it if it hangs
-        exec(script, {"__name__": "__main__"})
+        space = {"__name__": "__main__"}  # kept, as an interpreter keeps its globals until it exits
+        exec(script, space)
         sys.exit(0)
     found[name] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 print(json.dumps(found))
@@ -249,10 +251,12 @@ print(json.dumps(found))
 
 def test_interpreters_exit_with_work_in_flight() -> None:
     """Nothing was closed, and nobody takes what was sent: they end all the same, and not by a signal."""
-    found = subprocess.run(
-        [sys.executable, "-c", FORKS, json.dumps(EXITS)],
-        capture_output=True, text=True, timeout=280, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:  # not tmp_path, which may be too long for an ipc address
+        found = subprocess.run(
+            [sys.executable, "-c", FORKS, json.dumps(EXITS)],
+            capture_output=True, text=True, timeout=280,
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "TMPDIR": folder},
+        )  # fmt: skip
     assert json.loads(found.stdout) == dict.fromkeys(EXITS, 0), found.stderr
 
 

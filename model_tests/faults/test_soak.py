@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from model_tests.conftest import PROFILE
 from model_tests.faults import soak
+from model_tests.faults.crew import Report
 
 SECONDS = {"dev": 3.0, "ci": 7.0, "nightly": 30.0}[PROFILE]
 
@@ -36,6 +39,26 @@ def test_a_wrong_message_is_seen() -> None:
         message["numbers"][at] += 1
         assert load.is_wrong(message)
     assert load.is_wrong({**load.content(7), "number": 8})
+
+
+@pytest.mark.parametrize("name", ["sends and is answered", "receives", "guest"])
+@pytest.mark.parametrize("what", ["wrong", "out of order"])
+def test_whatever_any_of_them_found_counts(name: str, what: str) -> None:
+    def actor(own: str) -> Any:
+        facts = {"messages": 9, "memory": [(0, 0, 0, 0)], what: 3 * (own == name)}
+        return SimpleNamespace(report=Report(facts=facts), killed=False)
+
+    staying = {own: actor(own) for own in ("sends and is answered", "receives")}
+    guests = [actor("guest"), SimpleNamespace(report=None, killed=True)]
+    found = soak.summary(staying, guests, 1.0, lost=lambda sent, came: sent - came)
+    assert soak.miscounted(found) == [f"{'corrupted' if what == 'wrong' else what}: 3"]
+
+
+def test_who_is_lost_or_silent_counts() -> None:
+    there = SimpleNamespace(report=Report(facts={"messages": 9, "memory": [(0, 0, 0, 0)]}), killed=False)
+    gone = SimpleNamespace(report=None, killed=False)
+    found = soak.summary({"sends": there, "receives": gone}, [gone], 1.0, lost=lambda sent, came: sent - came)
+    assert soak.miscounted(found) == ["lost: 9", "silent: ['receives', 'guest 0']"]
 
 
 @pytest.mark.nightly

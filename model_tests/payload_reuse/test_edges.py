@@ -17,6 +17,7 @@ from model_tests.payload_reuse.watched import LARGE, Signal, Watched, full, join
 from quiesce import events
 from quiesce.codec import Decoder
 from quiesce.errors import Closed, NotQuiescent, PeerDied, QuiesceError, QuiesceTimeout
+from quiesce.lifecycle import Loan
 from quiesce.payload_receiver import PayloadReceiver
 from quiesce.payload_reuse import COPY_THRESHOLD, PayloadSender
 
@@ -477,3 +478,74 @@ def test_nothing_is_done_with_a_closed_sender(context: zmq.Context[Any], call: s
     sender.close()
     with pytest.raises(Closed, match="this sender was closed"):
         getattr(sender, call)(*([] if call == "settle" else ["too late"]))
+
+
+def test_a_receiver_is_closed_between_two_calls_of_another_thread(context: zmq.Context[Any]) -> None:
+    """libzmq takes a socket that one thread closes below another's call for memory, and the process ends."""
+    _, pull = joined(context)
+    receiver = PayloadReceiver(pull)
+    ended: list[type] = []
+
+    def receive() -> None:
+        with pytest.raises(QuiesceTimeout) as caught:
+            receiver.receive(0.5)
+        ended.append(caught.type)
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while not pull.polls and time.monotonic() < deadline:
+        time.sleep(0.001)
+    receiver.close()
+    thread.join(10)
+    assert ended == [QuiesceTimeout]
+    with pytest.raises(Closed):
+        receiver.receive(0)
+
+
+def test_what_was_waited_for_another_thread_counts(context: zmq.Context[Any]) -> None:
+    push, pull = joined(context)
+    sender = PayloadSender(push)
+    pull.close(linger=0)
+    push.ready = True  # so that it tries for as long as it may, and is refused
+
+    begun = threading.Event()
+    thread = threading.Thread(
+        target=lambda: sender._turns.take(5, lambda: begun.set() or time.sleep(0.3))  # type: ignore[func-returns-value]
+    )
+    thread.start()
+    assert begun.wait(10)
+    with pytest.raises(QuiesceTimeout):
+        sender.send(1, timeout=0.5)
+    assert push.polls
+    assert max(push.polls) <= 200
+    sender.close(0)
+
+
+def test_a_private_copy_is_let_go_when_it_was_read(context: zmq.Context[Any]) -> None:
+    """What a tensor with gaps was copied to is no part of the buffer, and not kept with it on the free list."""
+    push, pull = joined(context)
+    with PayloadSender(push) as sender, PayloadReceiver(pull) as receiver:
+        sender.lend([full(2 * LARGE).view(-1, 2)[:, 0].repeat(4)[::2]])
+        assert max(view.nbytes for view in sender.pool._pending[0][0]._views) > LARGE
+        receiver.receive()
+        deadline = time.monotonic() + 10
+        while sender.pool.pending and time.monotonic() < deadline:
+            sender.settle()
+        assert sender.pool.free == 1
+        assert sender.pool._free[0]._views == []
+
+
+def test_a_loan_that_is_looked_at_while_it_ends_is_done() -> None:
+    """By another thread, say: the sender forgets what was refused in between."""
+    loan = Loan("memory")
+
+    class Forgotten:
+        @property
+        def done(self) -> bool:
+            loan.clear()
+            return False
+
+    loan.add(Forgotten(), None)
+    assert loan.done
+    assert loan.done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from typing import Any
 
 import pytest
@@ -96,7 +97,7 @@ def test_closing_a_receiver_that_a_task_waits_in_is_closed_and_cancelling_it_is_
     async def run() -> None:
         context = zmq.asyncio.Context()
         pull = context.socket(zmq.PULL)
-        pull.bind("inproc://waiting" if transport == "inproc" else "ipc://@quiesce-waiting")
+        pull.bind("inproc://waiting" if transport == "inproc" else f"ipc://@{secrets.token_hex(8)}")
         receiver = AsyncPayloadReceiver(pull)
         waiting = asyncio.create_task(receiver.receive(timeout=30))
         cancelled = asyncio.create_task(receiver.receive(timeout=30))

@@ -98,25 +98,25 @@ def elsewhere(call: Callable[[], object]) -> str:
 def test_a_turn_is_ended_by_its_own_thread_alone() -> None:
     turns = Turns("this sender")
 
-    def begin() -> None:
-        with turns.taken(0.0, lambda: None):
-            pass
+    def another() -> None:
+        turns.take(0.0, lambda: None)
 
-    with turns.taken(0.0, lambda: "begun") as begun:
-        assert (begun, turns.mine) == ("begun", True)
-        assert elsewhere(begin) == elsewhere(lambda: turns.take(0.0, lambda: None)) == "QuiesceTimeout"
+    def begun() -> str:
         assert turns.mine
+        assert elsewhere(another) == "QuiesceTimeout"
+        assert turns.mine
+        return "begun"
+
+    assert turns.take(0.0, begun) == "begun"
     assert not turns.mine
-    assert elsewhere(begin) == ""
+    assert elsewhere(another) == ""
 
 
 def test_a_turn_whose_beginning_fails_is_over() -> None:
     turns = Turns("this sender")
-    with pytest.raises(KeyError), turns.taken(0.0, lambda: {}["nothing"]):
-        pass
-    assert not turns.mine
     with pytest.raises(KeyError):
         turns.take(0.0, lambda: {}["nothing"])
+    assert not turns.mine
     assert elsewhere(lambda: turns.take(0.0, lambda: None)) == ""
 
 

@@ -26,6 +26,8 @@ DTYPES = [
     torch.complex64,
 ]
 LIMIT = timedelta(seconds=20)
+THROUGH = "through"
+"""The key by which the sender says that the receiver may go."""
 
 
 def values() -> dict[str, Any]:
@@ -39,7 +41,7 @@ def values() -> dict[str, Any]:
     }
 
 
-def sender() -> dict[str, Any]:
+def sender(store: dist.Store) -> dict[str, Any]:
     """Rank 0."""
     found: dict[str, Any] = {}
     tensor = torch.zeros(1 << 20, dtype=torch.int32)
@@ -69,10 +71,11 @@ def sender() -> dict[str, Any]:
         link.before_forward()
     except QuiesceError as error:
         found["afterwards"] = type(error).__name__
+    store.set(THROUGH, "")
     return found
 
 
-def receiver() -> dict[str, Any]:
+def receiver(store: dist.Store) -> dict[str, Any]:
     """Rank 1."""
     found: dict[str, Any] = {}
     tensor = torch.zeros(1 << 20, dtype=torch.int32)
@@ -90,7 +93,8 @@ def receiver() -> dict[str, Any]:
         found["again"] = received.wait().keys() == arrived.keys()
         found["no_tensors"] = link.irecv_tensor_dict().wait() == {"nothing": None}
     dist.barrier()
-    time.sleep(1.5)
+    # Not gone before the sender has found it silent.
+    store.wait([THROUGH], LIMIT)
     return found
 
 
@@ -119,9 +123,9 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 if __name__ == "__main__":
-    rank, store = int(sys.argv[1]), sys.argv[2]
+    rank, store = int(sys.argv[1]), dist.FileStore(sys.argv[2], 2)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=LIMIT)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=LIMIT)
     if sys.argv[3:] == ["dies"]:
         dist.barrier()
         if rank:
@@ -130,4 +134,4 @@ if __name__ == "__main__":
         print(json.dumps(left_alone()), flush=True)
         # The group cannot be taken down in order without its peer.
         os._exit(0)
-    print(json.dumps(receiver() if rank else sender()))
+    print(json.dumps(receiver(store) if rank else sender(store)))

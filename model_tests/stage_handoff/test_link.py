@@ -434,6 +434,17 @@ def test_a_staged_buffer_is_used_in_turn() -> None:
         staging.stage(torch.ones(1))
 
 
+def test_staging_that_fails_gives_its_buffer_back() -> None:
+    staging = HostStaging(CpuBackend(), 256, limit=1)
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            staging.stage(torch.eye(4).to_sparse())
+    staged = staging.stage(torch.ones(4), timeout=1.0)
+    assert bool((staged.settle() == 1).all())
+    staged.discard()
+    staging.close()
+
+
 def test_a_link_counts_and_tells_of_a_send_that_is_not_settled(caplog: pytest.LogCaptureFixture) -> None:
     """A step that forgets `before_forward` shows in the age of its oldest send, and in a warning if asked for."""
     warn_of_loans(0.0)

@@ -227,3 +227,17 @@ def test_what_torch_distributed_lacks_is_said(beside: Peer, monkeypatch: pytest.
     assert TorchTransport()._blocks_host
     with pytest.raises(QuiesceError, match="metadata_group"):
         TorchTransport(device, device)
+
+
+@pytest.mark.parametrize("peer", [-1, 0, 2])
+def test_a_rank_that_is_no_other_is_refused(beside: Peer, peer: int) -> None:
+    """gloo ends the process for one that there is not."""
+    transport = beside(lambda: None)
+    for call in (
+        lambda: transport.send_message(b"message", peer),
+        lambda: transport.receive_message(peer, 1.0),
+        lambda: transport.send(torch.zeros(4), peer),
+        lambda: transport.receive(torch.zeros(4), peer),
+    ):
+        with pytest.raises(QuiesceError, match=f"with rank {peer}: there are 2"):
+            call()

@@ -301,6 +301,7 @@ def _read(say: Callable[[Any], None], directory: Path, run: Ring, handle: str, r
                     kept.pop(0)
                 time.sleep(choose.random() * run.delay)
         kept.clear()
+    assert not run.is_sound or count == (run.messages if run.leave_after is None else run.leave_after), count
 
 
 def ring(directory: Path, run: Ring) -> None:
