@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 OPTION = "--quiesce-adapter"
+LIMIT_S = 3600.0
+"""For each of these tests, where the project sets a shorter limit for its own: large models take many minutes."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,6 +43,16 @@ def pytest_collection_modifyitems(
     named = config.getoption(OPTION)
     if named:
         items[:] = _items(session, _adapter(named))
+        if _is_limited(config):
+            for item in items:
+                item.add_marker(pytest.mark.timeout(LIMIT_S))
+
+
+def _is_limited(config: pytest.Config) -> bool:
+    """Whether pytest-timeout would end a long tour by the project's settings; the command line's word holds."""
+    if not config.pluginmanager.hasplugin("timeout") or config.getoption("timeout") is not None:
+        return False
+    return 0 < float(config.getini("timeout") or 0) < LIMIT_S
 
 
 def _adapter(named: str) -> Any:

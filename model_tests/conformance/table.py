@@ -19,6 +19,8 @@ from quiesce.model.tours import drive
 from quiesce.model.traces import read
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "conformance.md"
+LARGEST = 3_000
+"""States of a small model that is counted; larger ones are toured nightly, and lockstep says little of them."""
 EXAMPLES = 100
 """Runs of lockstep in each small model."""
 COLUMNS = ("edges", "tours", "lockstep", "together", "excused")
@@ -33,11 +35,13 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> Iterator[str
 
 
 def edges() -> Iterator[str]:
-    """Tour every small model and run lockstep in it; the edges taken, by model, and by protocol and action."""
+    """Tour the small models up to `LARGEST`, and run lockstep in them; the edges taken, by model, and by action."""
     protocols: dict[str, dict[str, Counter[str]]] = {}
     models = []
     for adapter, small in [*QUICK, *LONG]:
         coverage = Coverage.of(adapter, small)
+        if len(coverage.graph.states) > LARGEST:
+            continue
         came = drive(adapter, small, coverage)
         lockstep(
             adapter,
@@ -62,7 +66,7 @@ def edges() -> Iterator[str]:
     columns = ("edges", "tours", "lockstep", "together", "explained")
     yield from table(("adapter, small model", "states", *columns, "walks", "steps"), models)
     for name, actions in protocols.items():
-        yield from ("", f"{name}, all its small models together:", "")
+        yield from ("", f"{name}, all these small models together:", "")
         yield from table(
             ("action", *columns), ([action, *(row[c] for c in COLUMNS)] for action, row in actions.items())
         )

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent
 ADAPTER = """
 from model_tests.payload_reuse.adapter import VARIANTS as SENDERS
@@ -136,3 +138,10 @@ def test_a_wrong_name_is_said(tmp_path: Path) -> None:
     result = run(tmp_path, "mine:Nothing")
     assert result.returncode == 4
     assert "give module:Class" in result.stderr
+
+
+@pytest.mark.parametrize(("limit", "ends"), [("-otimeout=0.05", False), ("--timeout=0.05", True)])
+def test_a_long_tour_is_ended_only_by_the_command_line(limit: str, ends: bool, tmp_path: Path) -> None:
+    result = run(tmp_path, "mine:Stage", "-k", "tour", limit)
+    assert ("Timeout" in result.stdout) == ends, result.stdout + result.stderr
+    assert result.returncode == ends
