@@ -208,16 +208,20 @@ def test_dropped_messages_are_done_and_not_delivered(context: zmq.Context[Any]) 
         while not sub.poll(10):
             assert time.monotonic() < deadline, "the subscription does not arrive"
             sender.send("subscribed")
-        assert receiver.receive(0).value == "subscribed"
+        while sub.poll(100):
+            receiver.receive()
         loans = [sender.lend([number, large(number)]) for number in range(9)]
-        # The last was dropped while the first, over inproc, still waits in the sender's own memory.
-        loans[-1].wait(5)
+        # Some were dropped while the first, over inproc, still waits in the sender's own memory.
+        deadline = time.monotonic() + 20
+        while not any(loan.done for loan in loans):
+            assert time.monotonic() < deadline, "none is done"
         assert not loans[0].done
         arrived = []
         with contextlib.suppress(QuiesceTimeout):
             while True:
-                arrived.append(receiver.receive(0.01).value[0])
-        assert arrived == list(range(len(arrived)))
+                arrived.append(receiver.receive(0.1).value[0])
+        # Not always the first ones: libzmq learns late that what came before has made room.
+        assert arrived == sorted(set(arrived))
         assert 0 < len(arrived) < len(loans)
         for loan in loans:
             loan.wait(5)
