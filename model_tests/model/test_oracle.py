@@ -286,3 +286,21 @@ except RecursionError:
     pass  # CPython 3.12 counts its own depth
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_a_forked_child_collects_without_java() -> None:
+    """It has none of the machine's threads, and JPype asks for a collection of its own."""
+    script = """
+import gc, os, signal
+from quiesce.model import jvm
+before = list(gc.callbacks)
+jvm.start()
+assert gc.callbacks != before
+child = os.fork()
+if not child:
+    signal.alarm(30)
+    os._exit(gc.callbacks != before)
+assert os.waitpid(child, 0)[1] == 0
+assert gc.callbacks != before
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

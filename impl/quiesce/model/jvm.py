@@ -5,6 +5,9 @@ TLC keeps its state in static fields. Loading its classes anew for each specific
 
 from __future__ import annotations
 
+import gc
+import os
+import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Sequence
@@ -41,9 +44,17 @@ def start() -> None:
             interrupt=False,
             convertStrings=False,
         )
+        os.register_at_fork(after_in_child=_leave_java_alone)
         if threading.current_thread() is not threading.main_thread():
             # Taking the machine down at exit waits for attached threads, and this one may be gone by then.
             jpype.JClass("java.lang.Thread").detach()
+
+
+def _leave_java_alone() -> None:
+    """A forked child has no thread of the machine; JPype's part in collecting garbage would wait for them for ever."""
+    gc.callbacks[:] = [
+        call for call in gc.callbacks if getattr(call, "__self__", None) is not sys.modules.get("_jpype")
+    ]
 
 
 def _jpype() -> Any:
