@@ -21,6 +21,7 @@ import zmq
 
 from quiesce.borrowing import Counters, age
 from quiesce.errors import Closed, NotQuiescent, PeerDied, QuiesceTimeout, ResourceExhausted, WrongProcess
+from quiesce.lifecycle import seconds
 from quiesce.ring_codec import over
 from quiesce.ring_memory import SLICE_S, Layout, RingMemory, round_up
 from quiesce.ring_wire import (
@@ -78,6 +79,7 @@ class BroadcastRing(RingWriter):
             raise ValueError(
                 "remote readers and the endpoint to bind for them go together; give both or neither"
             )
+        patience, spin = seconds(patience), seconds(spin)
         # Room beside the largest tensor for the pickle of its message.
         layout = Layout(
             readers, slots, window, round_up(slot_bytes + 2 * LOAN_AT, mmap.ALLOCATIONGRANULARITY)
@@ -250,18 +252,22 @@ class BroadcastRing(RingWriter):
         Bodies on their way are given `timeout` seconds. Nobody can attach any more. The memory is freed with the ring,
         its readers and the last lease.
         """
-        if not self._closed and os.getpid() == self._pid:
-            self._in_turn(timeout, self._close_now)
+        if self._memory.fd >= 0 and os.getpid() == self._pid:
+            deadline = Deadline(timeout)
+            self._turn.take(timeout, lambda: self._close_now(deadline))
 
     def _close_now(self, deadline: Deadline) -> None:
-        self._close()
         self._complete()
-        self._closed = True
+        if not self._closed:
+            self._greet()  # who has greeted is let in, and told that this is the end
+            self._close()
+            self._closed = True
+        self._complete()
         # What a remote reader has yet to receive dies with the connection.
-        while self._remote_behind() and not deadline.over:
+        while not self._context.closed and self._remote_behind() and not deadline.over:
             self._socket.poll(int(1e3 * min(deadline.left, SLICE_S)))
             self._greet()
-        self._context.destroy(linger=int(1e3 * deadline.left))
+        self._context.destroy(linger=int(min(1e3 * deadline.left, 2**31 - 1)))
         self._memory.close()
 
     def _abandon(self) -> None:

@@ -60,9 +60,6 @@ class PickleCodec:
 
     def encode(self, obj: object) -> list[Buffer]:
         """The pickle, then the out-of-band buffers, which are the caller's memory. Raises EncodeError."""
-        if _is_plain(obj):
-            head, bytes_at = _describe(obj)
-            return [_lone(*head), *([_flat(head, bytes_at)] if bytes_at else [])]
         buffers: list[Buffer] = []
 
         def beside(buffer: pickle.PickleBuffer) -> bool:
@@ -75,6 +72,9 @@ class PickleCodec:
         stream = io.BytesIO()
         pickler = _Pickler(stream, protocol=5, buffer_callback=beside)
         try:
+            if _is_plain(obj):
+                head, bytes_at = _describe(obj)
+                return [_lone(*head), *([_flat(head, bytes_at)] if bytes_at else [])]
             pickler.dump(obj)
         except (EncodeError, MemoryError):
             raise
@@ -101,7 +101,7 @@ class _Pickler(pickle.Pickler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # By address and length, so that tensors over the same bytes share one entry, hence one memory there.
-        self._flats: dict[tuple[int, int], _Flat | bytearray] = {}
+        self._flats: dict[tuple[int, int], tuple[_Flat | bytearray, torch.Tensor]] = {}
 
     def reducer_override(self, obj: Any) -> Any:
         if not _is_plain(obj):
@@ -109,12 +109,14 @@ class _Pickler(pickle.Pickler):
         head, bytes_at = _describe(obj)
         flat = None
         if bytes_at:
-            _, storage, nbytes, start = bytes_at
+            tensor, storage, nbytes, start = bytes_at
             key = storage.data_ptr() + start, nbytes
-            flat = self._flats.get(key)
+            flat, _ = self._flats.get(key, (None, None))
             if flat is None:
                 array = _flat(head, bytes_at)
-                self._flats[key] = flat = bytearray(array) if nbytes < INLINE_BYTES else _Flat(array)
+                flat = bytearray(array) if nbytes < INLINE_BYTES else _Flat(array)
+                # With its owner: the address of a copy made here would be given to the next one.
+                self._flats[key] = flat, tensor
         return (_usual, (flat, *head[:2])) if _is_usual(*head) else (_rebuild, (flat, *head))
 
 

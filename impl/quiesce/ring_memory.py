@@ -22,8 +22,10 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import filterfalse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -52,40 +54,52 @@ _LIMITS = {
 _HEADER = struct.Struct("<4sIIIIQQQ16s")
 
 
+def _posted(failed: Any, *_: Any) -> Any:
+    if failed:
+        raise OSError(ctypes.get_errno(), "sem_post")
+
+
 class Semaphore:
-    """A process-shared POSIX semaphore at an address in shared memory. Posting releases, waiting acquires."""
+    """A process-shared POSIX semaphore at an address in shared memory. Posting releases, waiting acquires.
+
+    No exception of a signal handler loses a post: Python runs handlers between its own instructions only, and each
+    post is given, or taken and kept in `taken`, by one call into C.
+    """
 
     _now = ctypes.PyDLL(None, use_errno=True)  # calls that never block keep the GIL: a third of the cost
     _blocking = ctypes.CDLL(None, use_errno=True)
-    _clock, _clock_wait = (
-        (time.CLOCK_MONOTONIC, _blocking.sem_clockwait)
+    _clock, _clock_id, _wait_until = (
+        (time.CLOCK_MONOTONIC, ((time.CLOCK_MONOTONIC,),), _blocking.sem_clockwait)
         if hasattr(_blocking, "sem_clockwait")
-        else (time.CLOCK_REALTIME, None)
+        else (time.CLOCK_REALTIME, (), _blocking.sem_timedwait)
     )
     _init, _post, _try_wait = _now.sem_init, _now.sem_post, _now.sem_trywait
+    _post.errcheck = _posted
 
     class _Timespec(ctypes.Structure):
         _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
 
     def __init__(self, address: int) -> None:
         self._at = ctypes.c_void_p(address)
+        self.taken: list[int] = []
+        """Posts taken and not yet acted on: whoever does deletes one (`del taken[0]`) as it notes what it did."""
+        self.post = partial(self._post, self._at)
+        """Leave one post; wakes a sleeper. OSError when there are 2**31 - 1 already."""
 
     def reset(self) -> None:
         """Make it a fresh semaphore of value 0; nobody else may be using it."""
         if self._init(self._at, 1, 0):
             raise OSError(ctypes.get_errno(), "sem_init")
-
-    def post(self) -> None:
-        """Leave one post; wakes a sleeper. OSError when there are 2**31 - 1 already."""
-        if self._post(self._at):
-            raise OSError(ctypes.get_errno(), "sem_post")
+        self.taken.clear()
 
     def try_wait(self) -> bool:
-        """Take one post if there is one."""
-        return not self._try_wait(self._at)
+        """Whether a post is taken, this one or one before that nobody has acted on."""
+        if not self.taken:
+            self.taken.extend(filterfalse(None, map(self._try_wait, (self._at,))))
+        return bool(self.taken)
 
     def spin(self, seconds: float) -> bool:
-        """Take one post, looking for it for so many seconds without sleeping."""
+        """The same, looking for one for so many seconds without sleeping."""
         if self.try_wait():
             return True
         if seconds <= 0:
@@ -98,18 +112,15 @@ class Semaphore:
         return False
 
     def wait(self, seconds: float) -> bool:
-        """Take one post, sleeping for at most so many seconds; False if none came, or a signal did."""
-        if seconds <= 0:
+        """The same, sleeping for at most so many seconds; False if none came, or a signal did."""
+        if seconds <= 0 or self.taken:
             return self.try_wait()
         end = time.clock_gettime(self._clock) + seconds
         until = ctypes.byref(self._Timespec(int(end), int(end % 1 * 1e9)))
-        if self._clock_wait is not None:
-            failed = self._clock_wait(self._at, self._clock, until)
-        else:
-            failed = self._blocking.sem_timedwait(self._at, until)
-        if failed and ctypes.get_errno() not in (errno.ETIMEDOUT, errno.EINTR):
+        self.taken.extend(filterfalse(None, map(self._wait_until, (self._at,), *self._clock_id, (until,))))
+        if not self.taken and ctypes.get_errno() not in (errno.ETIMEDOUT, errno.EINTR):
             raise OSError(ctypes.get_errno(), "sem_wait")
-        return not failed
+        return bool(self.taken)
 
     def value(self) -> int:
         """How many posts there are; only a hint while others run."""
@@ -372,32 +383,30 @@ def start_time(pid: int) -> int | None:
 class Process:
     """Another process, known by a descriptor, so that its number cannot be taken for somebody else's."""
 
+    _fds: list[int] = []
+
     def __init__(self, pid: int, started: int) -> None:
         self.pid = pid
-        self._fd = -1
+        self._fds = []
         try:
-            fd = os.pidfd_open(pid)
+            # Opened and noted by one call into C: no exception of a signal handler leaves it open.
+            self._fds.extend(map(os.pidfd_open, (pid,)))
         except ProcessLookupError:
             return
         except OSError as error:
             _refuse_if_exhausted(error)
             raise
-        try:
-            if start_time(pid) == started:
-                self._fd = fd
-        finally:
-            if self._fd != fd:
-                os.close(fd)
+        if start_time(pid) != started:
+            self.__del__()
 
     def has_ended(self) -> bool:
         """Whether the kernel has taken its memory away."""
-        if self._fd < 0:
+        if not self._fds:
             return True
         poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
+        poll.register(self._fds[0], select.POLLIN)
         return bool(poll.poll(0))
 
     def __del__(self) -> None:
-        fd, self._fd = getattr(self, "_fd", -1), -1
-        if fd >= 0:
-            os.close(fd)
+        while self._fds:
+            os.close(self._fds.pop())

@@ -11,10 +11,8 @@ import os
 import struct
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,6 +30,7 @@ from quiesce.errors import (
     WrongProcess,
 )
 from quiesce.events import action
+from quiesce.lifecycle import seconds
 from quiesce.ring_memory import SLICE_S, Process, RingMemory, copied, start_time
 from quiesce.ring_wire import (
     ACK,
@@ -78,20 +77,24 @@ class RingReader:
 
     def __init__(self, handle: RingHandle, rank: int, *, spin: float = 0.0) -> None:
         """PeerDied if the writer has gone, QuiesceError if its memory cannot be opened from here."""
+        if not isinstance(handle, RingHandle):
+            raise TypeError(
+                f"handle is a {type(handle).__name__}; give a ring's handle (RingHandle.from_json)"
+            )
         self.rank = rank
         self._pid = os.getpid()
         self._key = handle.key
         self._codec = Codec(handle.serializer)
-        self._spin = spin
+        self._spin = seconds(spin)
         self._turn = Turns("this reader")
         self._nonce = os.urandom(16)
         self._writer_name = f"process {handle.pid}"
         self._cursor: int | None = None
         self._ended: QuiesceError | None = None
         self._closed = False
-        self._tokens = self._received = 0
+        self._received = 0
         self._opened: tuple[int, int, int, int, int] | None = None
-        self._heard: list[zmq.Frame] | None = None
+        self._heard: list[zmq.Frame] = []
         self._open_memory(handle)
         self._context = context()
         with opening(self._context):
@@ -99,6 +102,12 @@ class RingReader:
             # What is in flight is bounded by the windows; and over ipc a reader at its mark would lose what the writer
             # sent last before it closed.
             self._socket.setsockopt(zmq.RCVHWM, 0)
+            # Not -1: what had been received would be lost with the connection. One that broke is not taken up again,
+            # since it may have lost messages; a billion is the most that libzmq adds to itself without overflow.
+            self._socket.setsockopt(zmq.RECONNECT_IVL, 10**9)
+            self._monitor = self._socket.get_monitor_socket(
+                zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
+            )
             self._connect(handle)
         try:
             self._join()
@@ -158,14 +167,15 @@ class RingReader:
     def _close(self) -> None:
         if self._opened is not None and self._opened[0] == SLOT:
             # Opened and never copied, since an exception came in between: its slot is let go all the same.
-            self._releaser.owed.add(self._opened[2])
+            slot, self._opened = self._opened[2], None
+            self._releaser.owed |= {slot}
         self._pay()
-        self._closed = True
         if self._cursor is None:
             self._say([BYE])
         elif self._ended is None:
             self._leave()
         self._context.destroy(linger=int(1e3 * SLICE_S))
+        self._closed = True
 
     def __enter__(self) -> RingReader:
         return self
@@ -182,10 +192,7 @@ class RingReader:
 
     @action("Sleep", lambda self, result, seconds: {"r": self.rank})
     def _sleep(self, seconds: float) -> bool:
-        if not self._words.posts.wait(seconds):  # SYNC(open.wait)
-            return False
-        self._tokens += 1  # in here, so that no exception loses it
-        return True
+        return self._words.posts.wait(seconds)  # SYNC(open.wait)
 
     @action("Open", lambda self, result: {"r": self.rank, "message": self._cursor})
     def _open(self) -> None:
@@ -193,11 +200,14 @@ class RingReader:
         entry = self._memory.entries[due % self._memory.layout.window]
         sequence, what, table_at, count = entry[0], entry[1], entry[2], entry[3]
         self._check_due(sequence, due)
-        self._tokens -= 1
-        self._cursor = due
+        closed = None
         if what >> 32 == CLOSING:
-            self._ended = Closed("the writer has closed the ring and everything was received")
-        else:
+            closed = Closed("the writer has closed the ring and everything was received")
+        # From here to the post nothing of Python's is called, and so no exception comes in between.
+        del self._words.posts.taken[0]
+        self._cursor = due
+        self._ended = closed
+        if closed is None:
             self._opened = what >> 32, sequence, what & LEFT, table_at, count
         self._words.passed.post()  # SYNC(pass.post)
         self._memory.doorbell.post()  # SYNC(doorbell.post)
@@ -205,8 +215,9 @@ class RingReader:
     @action("Copy", lambda self, result, slot, pieces: {"r": self.rank, "s": slot})
     def _copy(self, slot: int, pieces: list[tuple[int, int]]) -> list[Buffer]:
         frames = [self._copied(slot, at, nbytes) for at, nbytes in pieces]
-        self._releaser.owed.add(slot)
+        # Nothing is called in between: it is opened, or owed.
         self._opened = None
+        self._releaser.owed |= {slot}
         return frames
 
     @action("Lease", lambda self, result, slot, pieces: {"r": self.rank, "s": slot})
@@ -235,14 +246,17 @@ class RingReader:
             else self._copied(slot, at, nbytes)
             for at, nbytes in pieces
         ]
-        self._releaser.leases[slot] = Borrowing()
-        _leases.add(weakref.ref(mapping, partial(self._releaser.unmapped, slot)))
+        lease = weakref.ref(mapping, self._releaser.unmapped)
+        _leases.add(lease)
+        borrowing = Borrowing()
+        # Nothing is called in between: it is opened, and the end of the mapping lets nothing go; or it is leased.
         self._opened = None
+        self._releaser.leases[slot] = lease, borrowing
         return frames
 
     @action("TakeBody", lambda self, result, parts: {"r": self.rank})
     def _take_body(self, parts: list[zmq.Frame]) -> list[Buffer]:
-        self._opened = self._heard = None
+        self._opened, self._heard = None, []
         return received(parts, self.lease_bytes)
 
     @action("TimeOut", lambda self, result, deadline: {"r": self.rank})
@@ -253,15 +267,20 @@ class RingReader:
     @action("Leave", lambda self, result: {"r": self.rank})
     def _leave(self) -> None:
         self._words.left[0] = self._cursor  # type: ignore[assignment]
-        self._releaser.tell(LEFT)
+        # Once: a second notice might be taken for one of the next reader of this rank.
+        if not self._releaser.has_left:
+            self._releaser.tell(LEFT)
 
     @action("FindWriterDead", lambda self, result: {"r": self.rank})
     def _find_writer_dead(self) -> QuiesceError:
         whole = "nothing"
         if self._cursor is not None:
             whole = f"everything up to message {self._cursor - bool(self._opened)}"
+        how = "ended without closing the ring"
+        if not self._writer_is_gone():
+            how = "closed the ring while a message was on its way"
         self._ended = PeerDied(
-            f"the writer, {self._writer_name}, ended without closing the ring; reader {self.rank} received {whole}, "
+            f"the writer, {self._writer_name}, {how}; reader {self.rank} received {whole}, "
             "and what had not been sent by then is lost"
         )
         return _anew(self._ended)
@@ -280,10 +299,13 @@ class RingReader:
         self._socket.connect(handle.endpoint)
 
     def _leases(self) -> list[tuple[int, Borrowing]]:
-        return list(self._releaser.leases.items())
+        return [(slot, borrowing) for slot, (_, borrowing) in list(self._releaser.leases.items())]
 
     def _writer_is_gone(self) -> bool:
         return self._writer.has_ended()
+
+    def _is_cut_off(self) -> bool:
+        return bool(self._monitor.poll(0))
 
     def _say(self, parts: list[bytes]) -> None:
         with suppress(zmq.Again):  # the writer has gone; what it sent before can still be received
@@ -291,26 +313,26 @@ class RingReader:
 
     def _await_welcome(self, deadline: Deadline) -> None:
         while self._cursor is None:
-            parts = self._listen(deadline)
-            if parts is None:
+            said = self._hear(deadline)
+            if said is None:
                 raise QuiesceTimeout(
                     f"after {deadline.seconds:g} s the writer has not let reader {self.rank} in; it does so while it "
                     "publishes or waits until ready"
                 )
-            kind, sequence = unpack_head(self._key, self._nonce, parts)
+            kind, sequence, parts = said
             if kind == REFUSED:
                 self._ended = QuiesceError(
-                    f"the writer refused reader {self.rank}: {bytes(parts[1].buffer).decode()}"
+                    f"the writer refused reader {self.rank}: {bytes(parts[0].buffer).decode()}"
                 )
                 raise _anew(self._ended)
+            self._heard = []
             if kind == WELCOME:
                 self._cursor = sequence
 
     def _next_frames(self, deadline: Deadline) -> list[Buffer]:
         self._pay()
         if self._opened is None:
-            if not self._tokens:
-                self._await_post(deadline)
+            self._await_post(deadline)
             self._open()
             if self._ended:
                 raise _anew(self._ended)
@@ -340,14 +362,12 @@ class RingReader:
     def _await_post(self, deadline: Deadline) -> None:
         posts = self._words.posts
         if posts.spin(min(self._spin, deadline.left)):  # SYNC(open.wait)
-            self._tokens += 1
             return
         while True:
             if self._sleep(min(deadline.left, SLICE_S)):
                 return
             if self._writer_is_gone():
                 if posts.try_wait():  # SYNC(open.wait)
-                    self._tokens += 1
                     return
                 raise self._find_writer_dead()
             if deadline.over:
@@ -358,35 +378,45 @@ class RingReader:
         assert self._opened is not None
         due = self._opened[1]
         while True:
-            kind, sequence, parts = self._hear(deadline)
+            kind, sequence, parts = self._next_said(deadline)
             if kind == BODY and sequence == due:
                 return self._take_body(parts)
-            self._heard = None
+            self._heard = []
 
-    def _hear(self, deadline: Deadline) -> tuple[bytes, int, list[zmq.Frame]]:
-        """What the writer says next over ZMQ: of which kind, of which message, and its parts. QuiesceTimeout."""
-        while True:
-            # Kept until it is taken, whatever exception comes in between.
-            self._heard = self._heard or self._listen(deadline)
-            if self._heard is None:
-                raise self._time_out(deadline)
+    def _next_said(self, deadline: Deadline) -> tuple[bytes, int, list[zmq.Frame]]:
+        said = self._hear(deadline)
+        if said is None:
+            raise self._time_out(deadline)
+        return said
+
+    def _hear(self, deadline: Deadline) -> tuple[bytes, int, list[zmq.Frame]] | None:
+        """What the writer says next over ZMQ: of which kind, of which message, and its parts. None at the deadline.
+
+        It stays in `_heard`, and is heard again, until it is taken, whatever exception comes in between.
+        """
+        while self._listen(deadline):
             try:
                 return (*unpack_head(self._key, self._nonce, self._heard), self._heard[1:])
             except DecodeError:
                 cut = not len(self._heard[-1])
-                self._heard = None
+                self._heard = []
                 if not cut:  # by an exception at the writer, which then says all of it again
                     raise
+        return None
 
-    def _listen(self, deadline: Deadline) -> list[zmq.Frame] | None:
-        """What comes next over ZMQ; None at the deadline. PeerDied if the writer has ended and nothing is left."""
-        while not self._socket.poll(int(1e3 * min(deadline.left, SLICE_S))):
-            if self._writer_is_gone() and not self._socket.poll(int(1e3 * SLICE_S)):
-                raise self._find_writer_dead()
-            if deadline.over:
-                return None
-        parts: list[zmq.Frame] = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        return parts
+    def _listen(self, deadline: Deadline) -> bool:
+        """Whether `_heard` is a whole message by the deadline. PeerDied if nothing can come any more."""
+        while not self._heard or self._heard[-1].more:
+            while not self._socket.poll(int(1e3 * min(deadline.left, SLICE_S))):
+                if (self._writer_is_gone() or self._is_cut_off()) and not self._socket.poll(
+                    int(1e3 * SLICE_S)
+                ):
+                    raise self._find_writer_dead()
+                if deadline.over:
+                    return False
+            # Received and kept by one call: no exception but one within pyzmq comes in between.
+            self._heard.extend(map(self._socket.recv, (zmq.NOBLOCK,), (False,)))  # type: ignore[arg-type]
+        return True
 
     def _copied(self, slot: int, at: int, nbytes: int) -> Buffer:
         start = self._memory.layout.slot_at(slot) + at
@@ -427,8 +457,6 @@ class RemoteReader(RingReader):
         self._writer_name += f" at {handle.remote_endpoint}"
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 5 * HEARTBEAT_MS)
-        # A connection that broke may have lost messages: it is not taken up again.
-        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
         self._socket.connect(handle.remote_endpoint)
 
     @action("Join", lambda self, result: {"r": self.rank})
@@ -438,7 +466,7 @@ class RemoteReader(RingReader):
     @action("TakeBody", lambda self, result, kind, parts: {"r": self.rank})
     def _take_next(self, kind: bytes, parts: list[zmq.Frame]) -> list[Buffer]:
         """The next message, or none if it is the last word of the writer."""
-        self._heard, self._cursor = None, (self._cursor + 1) % MODULUS  # type: ignore[operator]
+        self._heard, self._cursor = [], (self._cursor + 1) % MODULUS  # type: ignore[operator]
         self._say([ACK, self._cursor.to_bytes(8, "little")])
         if kind == CLOSE:
             self._ended = Closed("the writer has closed the ring and everything was received")
@@ -456,15 +484,15 @@ class RemoteReader(RingReader):
         """Nothing is held in shared memory."""
 
     def _writer_is_gone(self) -> bool:
-        return not self._socket.poll(0, zmq.POLLOUT)
+        return self._is_cut_off()
 
     def _next_frames(self, deadline: Deadline) -> list[Buffer]:
         due = (self._cursor + 1) % MODULUS  # type: ignore[operator]
-        kind, sequence, parts = self._hear(deadline)
+        kind, sequence, parts = self._next_said(deadline)
         # Besides what is due come pings, and for the second time what an exception at the writer came behind.
         while kind not in (BODY, CLOSE) or (sequence - due) % MODULUS >= MODULUS // 2:
-            self._heard = None
-            kind, sequence, parts = self._hear(deadline)
+            self._heard = []
+            kind, sequence, parts = self._next_said(deadline)
         self._check_due(sequence, due)
         frames = self._take_next(kind, parts)
         if self._ended:
@@ -475,8 +503,8 @@ class RemoteReader(RingReader):
 class _Releaser:
     """Tells the writer which slots this process has let go: from any thread, from within any other call.
 
-    Leases end when Python frees memory, which may be in the middle of this very object's work. So a notice is put
-    into a queue first, and whoever finds the queue not attended to empties it.
+    Leases end when Python frees memory, which may be in the middle of this very object's work. So what is to be told
+    stands in `owed` or `leases` until it was, and whoever finds nobody at it tells it.
     """
 
     def __init__(self, memory: RingMemory, rank: int) -> None:
@@ -484,49 +512,56 @@ class _Releaser:
         self._memory = memory
         self._words = memory.ranks[rank]
         self._pid = os.getpid()
-        self._queue: deque[int] = deque()
-        self._attended = threading.Lock()
         self._paying = threading.Lock()
         self._told = 0
         self.owed: set[int] = set()
-        """Slots let go, of which the writer is still to be told."""
-        self.leases: dict[int, Borrowing] = {}
+        """Slots let go of which the writer is still to be told."""
+        self.leases: dict[int, tuple[weakref.ref[mmap.mmap], Borrowing]] = {}
+        """The mappings of leased slots. One that is gone is owed."""
+        self.has_left = False
 
     @action("Release", lambda self, result, slot: {"r": self.rank, "s": slot})
     def release(self, slot: int) -> None:
         """R4: the copy has ended, or the last view of the lease is gone."""
-        self.owed.discard(slot)
         self.tell(slot)
 
     def pay(self) -> None:
-        """Release what is owed, also what an exception came in front of."""
-        while self.owed and self._paying.acquire(blocking=False):
+        """Tell all that is owed, also what an exception came in front of."""
+        while self._due():
+            mine: list[bool] = []
             try:
-                for slot in tuple(self.owed):
+                # One call into C takes the lock and notes it: no exception comes in between.
+                mine.extend(filter(None, map(self._paying.acquire, (False,))))
+                if not mine:
+                    return  # who is at it looks again when it has done
+                for slot in self._due():
                     self.release(slot)
             finally:
-                self._paying.release()
+                if mine:
+                    self._paying.release()
+
+    def _due(self) -> list[int]:
+        gone = [slot for slot, (mapping, _) in list(self.leases.items()) if mapping() is None]
+        return [*self.owed, *gone]
 
     def tell(self, notice: int) -> None:
-        self._queue.append(notice)
-        while self._queue and self._attended.acquire(blocking=False):
-            try:
-                while self._queue:
-                    ring = self._words.ring
-                    ring[self._told % len(ring)] = self._queue.popleft()
-                    self._told += 1
-                    self._words.notices.post()  # SYNC(release.post)
-                    self._memory.doorbell.post()  # SYNC(doorbell.post)
-            finally:
-                self._attended.release()
+        ring = self._words.ring
+        size = len(ring)
+        # From here to the post nothing of Python's is called, and so no exception and no thread comes in between.
+        ring[self._told % size] = notice
+        self._told += 1
+        self.has_left |= notice == LEFT
+        self.owed -= {notice}
+        if notice in self.leases:
+            del self.leases[notice]
+        self._words.notices.post()  # SYNC(release.post)
+        self._memory.doorbell.post()  # SYNC(doorbell.post)
 
-    def unmapped(self, slot: int, lease: object) -> None:
+    def unmapped(self, lease: weakref.ref[mmap.mmap]) -> None:
         _leases.discard(lease)
-        self.leases.pop(slot, None)
         if os.getpid() == self._pid:  # not for the copy of a lease in a forked child
-            self.owed.add(slot)
             self.pay()
 
 
 # The weak references to leased mappings: they must outlive the reader that took them.
-_leases: set[Any] = set()
+_leases: set[weakref.ref[mmap.mmap]] = set()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import struct
 import time
 import weakref
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -62,7 +61,6 @@ class _Peer:
         self.passed = passed
         self.probed = time.monotonic()
         self.heard = 0
-        self.hearing = False
         self.admitted = True
 
     def __str__(self) -> str:
@@ -100,8 +98,7 @@ class RingWriter:
         self._held: set[int] = set()
         self._lent: dict[int, int] = {}
         self._loaned: dict[int, tuple[int, weakref.ref[Any]]] = {}
-        self._dropped: deque[int] = deque()
-        self._heard: list[bytes] = []
+        self._heard: list[zmq.Frame] = []
         self._holders: list[set[int]] = [set() for _ in range(memory.layout.slots)]
         self._peers: dict[int, _Peer] = {}
 
@@ -114,7 +111,7 @@ class RingWriter:
         start = self._memory.layout.slot_at(slot) + LOAN_AT
         flat = np.frombuffer(self._memory.mapping, np.uint8, nbytes, start)
         # Not on the tensor: views and numpy arrays outlive it, and all of them hold this array.
-        self._loaned[slot] = nbytes, weakref.ref(flat, partial(_dropped, self._dropped, self._memory, slot))
+        self._loaned[slot] = nbytes, weakref.ref(flat, partial(_dropped, self._memory))
         return flat
 
     @action("DropLoan", lambda self, result, slot: {"s": slot})
@@ -169,7 +166,8 @@ class RingWriter:
 
     @action("Post", lambda self, result, rank: {"r": rank})
     def _post(self, rank: int) -> None:
-        self._unposted.discard(rank)
+        # Nothing of Python's is called in between.
+        self._unposted -= {rank}
         self._memory.ranks[rank].posts.post()  # SYNC(announce.post)
 
     @action("Return")
@@ -321,6 +319,7 @@ class RingWriter:
             passed = self._memory.ranks[rank].passed
             while passed.try_wait():  # SYNC(room.wait)
                 peer.passed = (peer.passed + 1) % MODULUS
+                del passed.taken[0]
         return (self._sequence - peer.passed) % MODULUS
 
     def _await_slot(self, deadline: Deadline) -> int | None:
@@ -349,10 +348,11 @@ class RingWriter:
 
     def _collect(self) -> None:
         """Hear all that readers have told, and recycle what they let go."""
-        while self._memory.doorbell.try_wait():  # SYNC(doorbell.wait)
-            pass
-        while self._dropped:
-            self._drop_loan(self._dropped.popleft())
+        doorbell = self._memory.doorbell
+        while doorbell.try_wait():  # SYNC(doorbell.wait)
+            del doorbell.taken[0]
+        for slot in [slot for slot, (_, flat) in self._loaned.items() if flat() is None]:
+            self._drop_loan(slot)
         for rank in [rank for rank, peer in self._peers.items() if peer.process]:
             self._hear(rank)
         for slot in self._recyclable():
@@ -360,8 +360,8 @@ class RingWriter:
 
     def _hear(self, rank: int) -> None:
         words, peer = self._memory.ranks[rank], self._peers[rank]
-        while peer.hearing or words.notices.try_wait():  # SYNC(hear.wait)
-            peer.hearing = True  # until it is done: hearing a notice again after an exception does no harm
+        while words.notices.try_wait():  # SYNC(hear.wait)
+            # Taken until it is done: hearing a notice again after an exception does no harm.
             notice = words.ring[peer.heard % len(words.ring)]
             if notice == LEFT:
                 self._hear_leave(rank, words.left[0])
@@ -372,7 +372,7 @@ class RingWriter:
                     f"reader {rank} ({peer}) let go of a slot {notice}: the ring is broken; make it anew"
                 )
             peer.heard += 1
-            peer.hearing = False
+            del words.notices.taken[0]
         self._vacate_if_empty(rank)
 
     def _vacate_if_empty(self, rank: int) -> None:
@@ -414,12 +414,12 @@ class RingWriter:
     def _greet(self) -> None:
         """Hear what came over ZMQ: readers that join, and what remote ones have received."""
         for _ in range(MOST_WORDS):  # a flood must not keep the writer
-            if not self._heard:
+            # Kept until it is dealt with: to hear it again after an exception does no harm.
+            while not self._heard or self._heard[-1].more:
                 if not int(self._socket.get(zmq.EVENTS)) & _READABLE:
                     return
-                # Kept until it is dealt with: to hear it again after an exception does no harm.
-                self._heard = self._socket.recv_multipart(zmq.NOBLOCK)
-            identity, *parts = self._heard
+                self._heard.extend(map(self._socket.recv, (zmq.NOBLOCK,), (False,)))  # type: ignore[arg-type]
+            identity, *parts = (frame.bytes for frame in self._heard)
             rank = next((rank for rank, peer in self._peers.items() if peer.identity == identity), None)
             if parts and parts[0] == HELLO:
                 self._hear_hello(identity, Hello.unpack(self._key, parts))
@@ -498,9 +498,8 @@ class RingWriter:
         return f"held are {'; '.join(held)}"
 
 
-def _dropped(dropped: deque[int], memory: RingMemory, slot: int, _: object) -> None:
-    # May run anywhere, in any thread, in the middle of anything: so it only leaves word.
-    dropped.append(slot)
+def _dropped(memory: RingMemory, _: object) -> None:
+    # May run anywhere, in any thread, in the middle of anything: so it only wakes who waits for a slot.
     memory.doorbell.post()  # SYNC(doorbell.post)
 
 

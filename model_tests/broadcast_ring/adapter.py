@@ -99,8 +99,10 @@ class Ring(Adapter):
                 and any(_is_recyclable(state, slot) for slot in state["slot"])
             )
         ),
-        "a reader that greets is let in before the next message": (
-            lambda state, step: step.action in ("Take", "Overflow") and "joining" in state["life"].values()
+        "a reader that greets is let in before the next message, and before the end": (
+            lambda state, step: (
+                step.action in ("Take", "Overflow", "Close") and "joining" in state["life"].values()
+            )
         ),
         "a free slot is taken when all that was told has been heard": (
             lambda state, step: (

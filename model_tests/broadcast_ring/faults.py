@@ -196,9 +196,15 @@ class JoinerWaitsForTheDead(RingReader):
     def _writer_is_gone(self) -> bool:
         return self._cursor is not None and super()._writer_is_gone()
 
+    def _is_cut_off(self) -> bool:
+        return self._cursor is not None and super()._is_cut_off()
+
 
 class WriterDeathUnnoticed(RingReader):
     def _writer_is_gone(self) -> bool:
+        return False
+
+    def _is_cut_off(self) -> bool:
         return False
 
 

@@ -178,6 +178,38 @@ def test_a_ring_whose_making_is_interrupted_leaves_no_descriptor(monkeypatch: py
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
+def test_a_remote_reader_receives_what_had_come_when_the_connection_broke() -> None:
+    """Also if it looked nowhere meanwhile."""
+    with far_ring() as ring, RemoteReader(ring.handle, 0) as reader:
+        ring.wait_until_ready(START_S)
+        for number in range(5):
+            ring.publish(number)
+        ring._context.destroy(linger=int(1e3 * START_S))
+        ring._memory.close()
+        assert reader._monitor.poll(int(1e3 * START_S)), "the connection still stands"
+        assert [reader.receive(START_S) for _ in range(5)] == list(range(5))
+        with pytest.raises(PeerDied, match="received everything up to message 5"):
+            reader.receive(START_S)
+
+
+def test_a_reader_that_greeted_is_told_that_the_ring_closes() -> None:
+    with BroadcastRing(1, slots=1, slot_bytes=4096) as ring, RingReader(ring.handle, 0) as reader:
+        assert ring._socket.poll(1e3 * START_S)
+        ring.close()
+        with pytest.raises(Closed):
+            reader.receive(START_S)
+
+
+def test_a_body_that_the_end_of_the_ring_cut_off_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with BroadcastRing(1, slots=1, slot_bytes=4096) as ring, RingReader(ring.handle, 0) as reader:
+        ring.wait_until_ready(START_S)
+        monkeypatch.setattr(ring, "_say", lambda *arguments, **options: True)
+        ring.publish(bytes(2 * LEASE_BYTES))
+        ring.close()
+        with pytest.raises(PeerDied, match="closed the ring while a message was on its way"):
+            reader.receive(START_S)
+
+
 def test_nobody_attaches_to_a_ring_that_was_closed() -> None:
     with BroadcastRing(2, slots=1, slot_bytes=4096) as ring, RingReader(ring.handle, 0) as reader:
         assert ring._socket.poll(1e3 * START_S)

@@ -56,6 +56,14 @@ def bits(tensor: torch.Tensor) -> bytes:
     return bytes(tensor.detach().resolve_conj().resolve_neg().contiguous().untyped_storage())[: tensor.nbytes]
 
 
+@pytest.mark.parametrize("rows", [2, 30, 300])
+def test_many_columns_in_one_message(pair: Pair, rows: int) -> None:
+    """Tensors with gaps are copied, and no copy is taken for another that had its address."""
+    matrix = torch.arange(rows * 33.0).view(rows, 33)
+    columns = [matrix[:, i] for i in range(33)]
+    assert all(map(torch.equal, pair.through(columns), columns))
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_dtypes(pickled: Pair, dtype: torch.dtype, shape: tuple[int, ...]) -> None:

@@ -147,7 +147,7 @@ def test_a_notice_of_no_slot_is_a_broken_ring(beyond: int) -> None:
         reader._releaser.tell(ring._memory.layout.slots + beyond)
         with pytest.raises(QuiesceError, match=f"let go of a slot {2 + beyond}: the ring is broken"):
             ring._collect()
-        ring._peers[0].hearing = False
+        ring._memory.ranks[0].notices.taken.clear()
 
 
 @pytest.mark.parametrize("broken", ["slot", "table", "count", "frame"])

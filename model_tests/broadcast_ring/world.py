@@ -18,6 +18,7 @@ from model_tests.stepper import Stepper, Stop
 from quiesce.broadcast_ring import BroadcastRing
 from quiesce.events import Event
 from quiesce.model import ModelValue
+from quiesce.ring_codec import over
 from quiesce.ring_memory import Process, start_time
 from quiesce.ring_reader import RemoteReader, RingReader
 from quiesce.ring_wire import HELLO, Hello, RingHandle
@@ -68,6 +69,7 @@ class Seat:
         if self.reader:
             if hasattr(self.reader, "_releaser"):
                 self.reader._releaser._pid = -1
+                self.reader._releaser._due = list  # type: ignore[method-assign]
                 self.reader._releaser.tell = lambda notice: None  # type: ignore[method-assign]
             while self.stepper.running:
                 self.stepper.resume(throw=Gone())
@@ -87,7 +89,7 @@ class Inbox:
 
     def __init__(self, socket: Any) -> None:
         self._socket = socket
-        self._come: deque[list[bytes]] = deque()
+        self._come: deque[zmq.Frame] = deque()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._socket, name)
@@ -95,8 +97,9 @@ class Inbox:
     def await_one(self, kind: bytes) -> bool:
         """Whether a message of this kind came that had not come before."""
         while self._socket.poll(ARRIVAL_MS):
-            self._come.append(self._socket.recv_multipart(zmq.NOBLOCK))
-            if self._come[-1][1:2] == [kind]:
+            parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            self._come += parts
+            if parts[1].bytes == kind:
                 return True
         return False
 
@@ -106,8 +109,8 @@ class Inbox:
     def poll(self, timeout: int) -> int:
         return zmq.POLLIN if self._come else int(self._socket.poll(timeout))
 
-    def recv_multipart(self, flags: int) -> list[bytes]:
-        return self._come.popleft() if self._come else self._socket.recv_multipart(flags)
+    def recv(self, flags: int, copy: bool) -> zmq.Frame:
+        return self._come.popleft() if self._come else self._socket.recv(flags, copy)
 
 
 class Gone(BaseException):
@@ -176,7 +179,9 @@ class World:
             number = int(value[0])
             seat.value = number if bool((value == number).all()) else 0
             if number in seat.slots:
-                seat.views[number] = [value, value.view(8, -1)][: self.views]  # type: ignore[list-item]
+                # By its storage: a torch view of it would keep it alive.
+                other = over(value.untyped_storage(), value.dtype, (8, value.numel() // 8))
+                seat.views[number] = [value, other][: self.views]  # type: ignore[list-item]
 
         return seat.stepper.start(call)
 
@@ -239,8 +244,8 @@ class World:
         found["cursor"] = reader._cursor
         if rank < self.local:
             words, peer = self.ring._memory.ranks[rank], self.ring._peers[rank]
-            found["posts"] = words.posts.value() + reader._tokens
-            heard = peer.heard + peer.hearing
+            found["posts"] = words.posts.value() + len(reader._words.posts.taken)
+            heard = peer.heard + len(words.notices.taken)
             pending = [words.ring[(heard + i) % len(words.ring)] for i in range(words.notices.value())]
             found["notices"] = tuple("leave" if n == LEFT else slot_value(n) for n in pending)
             opened = reader._opened

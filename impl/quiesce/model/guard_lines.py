@@ -42,7 +42,7 @@ _KEPT = "stage_handoff StageLink._send_tensors: self._unsettled.extend(handles)"
 _BEFORE = "stage_handoff StageLink: self._unsettled[0].wait("
 _POST = "ring_writer RingWriter._post: .posts.post()"
 _SLEEP = "ring_reader RingReader._sleep: self._words.posts.wait(seconds)"
-_MAPPING = "ring_reader RingReader._lease: self._releaser.unmapped, slot"
+_MAPPING = "ring_reader RingReader._lease: self._releaser.leases[slot] = lease, borrowing"
 _HOLDERS = "ring_writer RingWriter._recyclable: not self._holders[slot]"
 _RESET = "ring_writer RingWriter._admit: self._memory.ranks[hello.rank].reset()"
 
@@ -109,7 +109,7 @@ CODE = {
     "doorbell_before_notice": "ring_reader _Releaser.tell: self._memory.doorbell.post()",
     "doorbell_cleared_before_sleep": "ring_writer RingWriter._wait: doorbell.wait(seconds)",
     "ignore_one_reader": _HOLDERS,
-    "release_before_copy": "ring_reader RingReader._copy: self._releaser.owed.add(slot)",
+    "release_before_copy": "ring_reader RingReader._copy: self._releaser.owed |= {slot}",
     "lease_not_honoured": _MAPPING,
     "holders_after_posts": "ring_writer RingWriter._announce: self._holders[slot] = holders",
     "notify_before_publish": "ring_writer RingWriter._announce: self._unposted = local",
