@@ -29,6 +29,7 @@ def main() -> None:
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    from quiesce import __version__
     from quiesce.errors import QuiesceError
 
     app = typer.Typer(
@@ -39,6 +40,20 @@ def main() -> None:
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",
     )
+
+    def say_version(wanted: bool) -> None:
+        if wanted:
+            print(f"quiesce {__version__}")
+            raise typer.Exit
+
+    @app.callback()
+    def options(
+        version: bool = typer.Option(
+            False, "--version", callback=say_version, is_eager=True, help="Say which this is."
+        ),
+    ) -> None:
+        pass
+
     app.command("check")(check)
     app.command("explain")(explain)
     app.command("matrix")(matrix)

@@ -209,11 +209,11 @@ class Decoder(Generic[T]):
         inbox = arrays.Inbox(views, self.copy, self.limit_bytes)
         inboxes = self._inboxes
         outer = inboxes.inbox
-        inboxes.inbox = inbox
-        # An object of its own, whose death tells that no Raw or memoryview field looks into the payload.
-        content = np.frombuffer(views[0], np.uint8, offset=_HEADER.size)
-        looked_into = weakref.ref(content)
         try:
+            inboxes.inbox = inbox
+            # An object of its own, whose death tells that no Raw or memoryview field looks into the payload.
+            content = np.frombuffer(views[0], np.uint8, offset=_HEADER.size)
+            looked_into = weakref.ref(content)
             obj = self._decode(content)
         except MemoryError:
             raise

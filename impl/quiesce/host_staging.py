@@ -20,7 +20,7 @@ import torch
 from quiesce.borrowing import Counters, age
 from quiesce.errors import Closed, NotQuiescent, QuiesceError, QuiesceTimeout
 from quiesce.events import action
-from quiesce.lifecycle import BufferPool, Tracker
+from quiesce.lifecycle import BufferPool, Tracker, seconds
 from quiesce.streams import StreamBackend
 
 TIMEOUT = 60.0
@@ -57,6 +57,7 @@ class Staged:
 
         Raises `QuiesceTimeout` after `timeout` seconds.
         """
+        seconds(timeout)
         self._owned()
         self._staging.backend.synchronize(self._event, timeout)
         self._settled = True
@@ -111,9 +112,11 @@ class HostStaging:
     def stage(self, tensor: torch.Tensor, timeout: float = TIMEOUT) -> Staged:
         """Copy `tensor` to a pinned buffer, behind all work on the current stream, without waiting for the copy.
 
-        The tensor may be dropped at once, but not written before the copy. Waits at most `timeout` seconds for a
-        buffer; raises `QuiesceTimeout` if none comes back, `QuiesceError` if the tensor does not fit.
+        The tensor may be dropped at once, but not written before the copy: `settle` waits for that. Waits at most
+        `timeout` seconds for a buffer; raises `QuiesceTimeout` if none comes back, `QuiesceError` if the tensor does
+        not fit.
         """
+        seconds(timeout)
         size = tensor.numel() * tensor.element_size()
         if size > self.nbytes:
             raise QuiesceError(
@@ -142,6 +145,7 @@ class HostStaging:
 
     def close(self, timeout: float = TIMEOUT) -> None:
         """Drop all buffers; `NotQuiescent` if some are still read after `timeout` seconds."""
+        seconds(timeout)
         self._closed = True
         self.pool.close(timeout)
 

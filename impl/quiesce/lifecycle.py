@@ -207,7 +207,11 @@ class BufferPool(Generic[B]):
 
 def seconds(timeout: float) -> float:
     """`timeout` if it is a finite number of seconds, 0 or more; else ValueError."""
-    if not 0 <= timeout < math.inf:
+    try:
+        fits = 0 <= timeout < math.inf
+    except TypeError:  # None, or text
+        fits = False
+    if not fits:
         raise ValueError(f"timeout is {timeout!r}; give a finite number of seconds, 0 or more")
     return timeout
 

@@ -11,9 +11,9 @@ import zmq
 import zmq.asyncio
 
 from quiesce.codec import Decoder, is_abort
-from quiesce.errors import Closed, QuiesceTimeout
+from quiesce.errors import Closed, DecodeError, QuiesceTimeout
 from quiesce.lifecycle import seconds
-from quiesce.payload_reuse import TIMEOUT, translating
+from quiesce.payload_reuse import TIMEOUT, check_socket, translating
 from quiesce.turns import Turns
 
 T = TypeVar("T")
@@ -37,13 +37,18 @@ class _Receiver(Generic[T]):
     def __init__(
         self, socket: zmq.Socket[Any], decoder: Decoder[T] | None, prefix: int, plain: zmq.Socket[bytes]
     ) -> None:
-        if prefix < 0:
-            raise ValueError(f"prefix is {prefix}; it is the number of frames in front of a message")
+        if socket.type in (zmq.PUSH, zmq.PUB):
+            raise ValueError(
+                f"a {zmq.SocketType(socket.type).name} socket cannot receive; its peer has the receiver"
+            )
+        if not isinstance(prefix, int) or prefix < 0:
+            raise ValueError(f"prefix is {prefix!r}; it is the number of frames in front of a message")
         self._socket = socket
         self._plain = plain
         self._turns = Turns("this receiver")
         self._decoder: Decoder[Any] = decoder or Decoder()
         self._prefix = prefix
+        self._unexpected = socket.type == zmq.ROUTER and not prefix
         self.aborted = 0
         """Messages that their sender gave up halfway, and that were passed over."""
 
@@ -71,7 +76,14 @@ class _Receiver(Generic[T]):
             if is_abort(body) or (not body and not len(frames[-1])):
                 self.aborted += 1
                 continue
-            value, shared = self._decoder.decode_with_report(body)
+            try:
+                value, shared = self._decoder.decode_with_report(body)
+            except DecodeError as error:
+                if not self._unexpected:
+                    raise
+                raise DecodeError(
+                    f"{error}; a ROUTER socket puts a routing id in front: pass prefix=1"
+                ) from error
             return Received(value, tuple(f.bytes for f in prefix), bool(shared) and _is_inproc(body[0]))
 
     def _nothing_came(self, timeout: float) -> QuiesceTimeout:
@@ -83,7 +95,7 @@ class _Receiver(Generic[T]):
 
 
 class PayloadReceiver(_Receiver[T]):
-    """Receives what a `PayloadSender` sent, on a ZMQ socket of any type. Calls of several threads take turns.
+    """Receives what a `PayloadSender` sent, on a ZMQ socket of any type that receives. Threads take turns.
 
     `decoder` says which type to build and whether tensors may share memory with the frames; `prefix` is how many frames
     stand in front of each message (1 on a ROUTER socket, whose first frame is the routing id).
@@ -100,6 +112,7 @@ class PayloadReceiver(_Receiver[T]):
     def __init__(
         self, socket: zmq.Socket[bytes], decoder: Decoder[Any] | None = None, *, prefix: int = 0
     ) -> None:
+        check_socket("a receiver", socket)
         if isinstance(socket, zmq.asyncio.Socket):
             raise TypeError("this socket is for asyncio; use AsyncPayloadReceiver")
         super().__init__(socket, decoder, prefix, socket)
@@ -148,6 +161,7 @@ class AsyncPayloadReceiver(_Receiver[T]):
     def __init__(
         self, socket: zmq.asyncio.Socket, decoder: Decoder[Any] | None = None, *, prefix: int = 0
     ) -> None:
+        check_socket("a receiver", socket)
         if not isinstance(socket, zmq.asyncio.Socket):
             raise TypeError("this socket is not for asyncio; use PayloadReceiver")
         super().__init__(socket, decoder, prefix, zmq.Socket.shadow(socket))

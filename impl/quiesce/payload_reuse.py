@@ -22,7 +22,7 @@ from quiesce.borrowing import Counters, age
 from quiesce.codec import ABORT, Buffer, Encoder
 from quiesce.errors import Closed, NotQuiescent, PeerDied, QuiesceTimeout
 from quiesce.events import action
-from quiesce.lifecycle import FREE_LIMIT, BufferPool, Loan, Tracker
+from quiesce.lifecycle import FREE_LIMIT, BufferPool, Loan, Tracker, seconds
 from quiesce.turns import Turns, abandon_at_exit
 
 _log = logging.getLogger(__name__)
@@ -33,6 +33,8 @@ TIMEOUT = 10.0
 """Seconds that sending and receiving wait unless told otherwise."""
 _LOANS_LOOKED_AT = 4  # a message: enough to keep up, and flat in the number open
 _SHORTEST_NAP, _LONGEST_NAP = 50e-6, 10e-3  # seconds between two tries at a peer that has no room
+_MOMENT = 1.0  # seconds after the linger period in which libzmq lets go of what it could not send
+_EARLY = 5e-3  # seconds before its end, to tell what was sent from what is dropped then
 _ALIGNMENT = 64  # bytes between the starts of tensors copied into a buffer
 _LAST, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # joining enums takes longer than sending
 
@@ -117,7 +119,7 @@ def _part(sender: PayloadSender, sent: bool, message: _Message) -> dict[str, obj
 
 
 class PayloadSender:
-    """Sends structures with tensors over a ZMQ socket of any type but REQ and REP, from buffers it reuses.
+    """Sends structures with tensors over a ZMQ socket of any type that sends, but REQ and REP, from buffers it reuses.
 
     The sender takes the socket over: nobody else may use it, and `close` closes it. Calls from several threads are
     taken one after the other. `send` copies the caller's tensors before it returns; `lend` does not, and returns a
@@ -128,8 +130,13 @@ class PayloadSender:
     def __init__(
         self, socket: zmq.Socket[bytes], *, encoder: Encoder | None = None, free_limit: int = FREE_LIMIT
     ) -> None:
+        check_socket("a sender", socket)
         if isinstance(socket, zmq.asyncio.Socket):
             raise TypeError("a sender needs a plain zmq.Socket; give it zmq.Socket.shadow(socket)")
+        if socket.type in (zmq.PULL, zmq.SUB):
+            raise ValueError(
+                f"a {zmq.SocketType(socket.type).name} socket cannot send; its peer has the sender"
+            )
         if socket.type in (zmq.REQ, zmq.REP):
             raise ValueError("REQ and REP sockets cannot end a message that was cut; use DEALER and ROUTER")
         self._socket = socket
@@ -167,8 +174,9 @@ class PayloadSender:
     def counters(self) -> Counters:
         """What is lent now; a fallback is a buffer that had to be made, a wait one for a peer to have room."""
         lent = {loan.since: f"the reader of {loan.what}" for loan in self.loans}
-        if self.pool.since is not None:
-            lent[self.pool.since] = "the reader of a reused buffer"
+        since = self.pool.since  # once: other threads change it
+        if since is not None:
+            lent[since] = "the reader of a reused buffer"
         first = min(lent, default=None)
         return Counters(
             in_flight=self.pool.pending + len(self.loans),
@@ -180,8 +188,10 @@ class PayloadSender:
         )
 
     def _transmit(self, obj: object, lend: bool, timeout: float, prefix: Sequence[bytes]) -> _Message:
-        heading = [_Frame(memoryview(frame).cast("B"), "frame") for frame in prefix]
-        deadline = time.monotonic() + timeout
+        if isinstance(prefix, (bytes, bytearray, memoryview, str)):
+            raise TypeError(f"prefix is {prefix!r}; give a list of frames, such as [b'id']")
+        heading = [_Frame(memoryview(bytes(memoryview(frame))), "frame") for frame in prefix]
+        deadline = time.monotonic() + seconds(timeout)
         return self._turns.take(timeout, lambda: self._transmit_now(obj, lend, deadline, timeout, heading))
 
     def _transmit_now(
@@ -366,38 +376,60 @@ class PayloadSender:
     @action("Close")
     def _close(self, timeout: float) -> None:
         """P8: close so that every tracker fires, after `timeout` seconds at the latest."""
-        self._socket.close(linger=int(timeout * 1000))
+        self._socket.close(linger=int(min(timeout * 1000, 2**31 - 1)))
 
     def close(self, timeout: float = 5.0) -> None:
         """Close the socket, giving what is queued `timeout` seconds to be sent, and wait until nothing is read.
 
-        Sent is not received: over ipc libzmq drops what the kernel still has for a receiver that is at its `RCVHWM`.
-        Raises NotQuiescent if memory is still read then, which a receiver in this process (inproc) can cause; closing
-        again goes on waiting.
+        What is not sent by then libzmq drops; a warning is logged if it shows, as it does of large frames. Sent is not
+        received: over ipc libzmq drops what the kernel still has for a receiver that is at its `RCVHWM`. Raises
+        NotQuiescent if memory is still read a second later, which a receiver in this process (inproc) can cause;
+        closing again goes on waiting. QuiesceTimeout if another thread keeps using the sender.
         """
-        self._turns.take(timeout, lambda: self._close_now(timeout))
+        deadline = time.monotonic() + seconds(timeout)
+        self._turns.take(timeout, lambda: self._close_now(deadline))
 
     def _abandon(self) -> None:
         self.close(timeout=0.0)
 
-    def _close_now(self, timeout: float) -> None:
+    def _close_now(self, deadline: float) -> None:
+        where = ""
         if not self._closed:
-            self._close(timeout)
+            with suppress(zmq.ZMQError):
+                where = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+            self._close(_left(deadline))
             self._closed = True
-        # A moment longer than the linger period, in which libzmq lets go of what it could not send.
-        deadline = time.monotonic() + timeout + 1.0
-        held = []
+        if not (unsent := self._still_read(deadline - _EARLY)):
+            return
+        if held := self._still_read(deadline + _MOMENT):
+            raise NotQuiescent(
+                f"still being read after closing: {', '.join(held)}. A receiver in this process holds frames of them, "
+                "or libzmq lost them with a peer that died; drop what was received, then close again"
+            )
+        # Over inproc it stays with the receiver, who may have taken it meanwhile.
+        if where and not where.startswith("inproc:"):
+            _log.warning(
+                "lost as far as is known: %s. The sender for %s was closed, or the interpreter exited, before it was "
+                "sent; close with more time, while there is a peer",
+                ", ".join(unsent),
+                where,
+            )
+
+    def _still_read(self, deadline: float) -> list[str]:
+        """Wait until nothing is, and say what is at the deadline."""
+        held, lent = [], []
         try:
-            self.pool.close(timeout + 1.0)
-        except NotQuiescent as error:
-            held.append(str(error))
+            self.pool.close(_left(deadline))
+        except NotQuiescent:
+            held.append(f"{self.pool.pending} buffer(s)")
         for loan in self.loans:
             try:
-                loan.wait(max(0.0, deadline - time.monotonic()))
-            except QuiesceTimeout as error:
-                held.append(str(error))
-        if held:
-            raise NotQuiescent("; ".join(held))
+                loan.wait(_left(deadline))
+            except QuiesceTimeout:
+                lent.append(loan.what)
+        if lent:
+            held.append(f"{len(lent)} loan(s), the first of {lent[0]}")
+        return held
 
     def _check(self) -> None:
         if self._closed:
@@ -424,6 +456,19 @@ class _AlwaysDone:
 
 
 _DONE = _AlwaysDone()
+
+
+def check_socket(whose: str, socket: object) -> None:
+    """TypeError unless it is a ZMQ socket."""
+    if not isinstance(socket, zmq.Socket):
+        raise TypeError(
+            f"{whose} needs a zmq.Socket, not a {type(socket).__name__}; make one with zmq.Context().socket(...), and "
+            "bind or connect it"
+        )
+
+
+def _left(deadline: float) -> float:
+    return max(round(deadline - time.monotonic(), 3), 0.0)
 
 
 def _aligned(nbytes: int) -> int:

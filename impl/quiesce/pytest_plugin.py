@@ -8,6 +8,7 @@ collected.
 from __future__ import annotations
 
 import importlib
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,6 +18,8 @@ from typing import Any
 import pytest
 
 OPTION = "--quiesce-adapter"
+UNTESTED = pytest.StashKey[list[str]]()
+"""The adapters whose lockstep asked for no forbidden step."""
 LIMIT_S = 3600.0
 """For each of these tests, where the project sets a shorter limit for its own: large models take many minutes."""
 
@@ -42,10 +45,21 @@ def pytest_collection_modifyitems(
     """With the option, these are the tests."""
     named = config.getoption(OPTION)
     if named:
+        # As `python -m pytest` does, so that the module is found where it stands.
+        if str(config.invocation_params.dir) not in sys.path:
+            sys.path.insert(0, str(config.invocation_params.dir))
         items[:] = _items(session, _adapter(named))
         if _is_limited(config):
             for item in items:
                 item.add_marker(pytest.mark.timeout(LIMIT_S))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say of which implementations no guard was put to the test."""
+    for name in config.stash.get(UNTESTED, []):
+        terminalreporter.write_line(
+            f"{name}: no forbidden step was asked for: guards were not tested (see `attempts` in docs/conformance.md)"
+        )
 
 
 def _is_limited(config: pytest.Config) -> bool:
@@ -69,28 +83,32 @@ def _adapter(named: str) -> Any:
 
 
 def _items(session: pytest.Session, adapter: Any) -> Iterator[pytest.Item]:
-    checks = {"lockstep": _lockstep, **{f"tour of {small}": partial(_tour, small) for small in adapter.small}}
+    lockstep = partial(_lockstep, session.config.stash.setdefault(UNTESTED, []))
+    checks = {"lockstep": lockstep, **{f"tour of {small}": partial(_tour, small) for small in adapter.small}}
     for name, check in {**checks, "traces": _traces}.items():
         yield _Item.from_parent(session, name=f"{adapter.__name__}: {name}", adapter=adapter, check=check)
 
 
-def _lockstep(adapter: Any) -> None:
+def _lockstep(untested: list[str], adapter: Any) -> None:
     from quiesce.model.lockstep import lockstep
 
-    lockstep(adapter)
+    attempted: list[object] = []
+    lockstep(adapter, on_attempt=attempted.append)
+    if not attempted:
+        untested.append(adapter.__name__)
 
 
 def _tour(small: str, adapter: Any) -> None:
     from quiesce.model.adapter import Divergence
     from quiesce.model.coverage import Coverage
-    from quiesce.model.schedule import explain
+    from quiesce.model.schedule import explain, shrink
     from quiesce.model.tours import drive
 
     coverage = Coverage.of(adapter, small)
     try:
         drive(adapter, small, coverage)
     except Divergence as divergence:
-        raise explain(divergence, small) from None
+        raise explain(shrink(divergence), small) from None
     unexplained = coverage.untaken()[1]
     if unexplained:
         lines = "\n".join(map(str, unexplained[:20]))
@@ -123,14 +141,12 @@ class _Item(pytest.Item):
         self.check(self.adapter)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """A divergence says all there is to say."""
+        """A divergence says all there is to say, and so does what is wrong with an adapter's names."""
         from quiesce.model.adapter import Divergence
+        from quiesce.model.errors import ModelError
 
-        return (
-            str(excinfo.value)
-            if isinstance(excinfo.value, Divergence)
-            else super().repr_failure(excinfo, style)
-        )
+        told = isinstance(excinfo.value, Divergence | ModelError)
+        return str(excinfo.value) if told else super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, None, str]:
         """Where the test is said to be."""

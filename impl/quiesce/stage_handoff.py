@@ -32,6 +32,7 @@ from quiesce.borrowing import Borrowing, Counters, age
 from quiesce.codec import DEFAULT_LIMIT
 from quiesce.errors import Closed, DecodeError, EncodeError, NotQuiescent, QuiesceError
 from quiesce.events import action
+from quiesce.lifecycle import seconds
 from quiesce.streams import CpuBackend, StreamBackend
 from quiesce.transport import Handle, Transport
 from quiesce.turns import Turns
@@ -45,12 +46,12 @@ TIMEOUT = 60.0
 
 
 class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor that follows: its key, shape (elements), dtype, and whether it comes as a slice to be gathered."""
+    """A tensor that follows: its key, shape (elements), dtype, and of how many slices one comes; 0 if it is whole."""
 
     key: str
     shape: tuple[int, ...]
     dtype: str
-    sliced: bool
+    sliced: int
 
 
 class Metadata(msgspec.Struct, frozen=True, array_like=True):
@@ -64,6 +65,14 @@ class Metadata(msgspec.Struct, frozen=True, array_like=True):
 
 _encode: Callable[[Metadata], bytes] = msgspec.msgpack.Encoder().encode
 _decode: Callable[[bytes], Metadata] = msgspec.msgpack.Decoder(Metadata).decode
+
+
+def _is_plain(value: object) -> bool:
+    try:
+        msgspec.msgpack.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return False
+    return True
 
 
 class ReceivedDict:
@@ -81,13 +90,14 @@ class ReceivedDict:
         self.parts = parts
         self.wholes = wholes
         self.handles: list[Handle] = []
-        self._settled = False
+        self.settled = False
 
     def wait(self, timeout: float | None = None) -> dict[str, Any]:
         """The dict, with its tensors safe to read on the current stream. Raises `QuiesceTimeout`, `PeerDied`."""
-        if self.handles and not self._settled:
-            self._link._in_step(lambda: self._settle(timeout))
-        self._settled = True
+        limit = self._link._limit(timeout)
+        if self.handles and not self.settled:
+            self._link._in_step(lambda: self._settle(limit))
+        self.settled = True
         tensors = {meta.key: self.wholes[meta.key] for meta in self.metadata.tensors}
         return {
             key: tensors[key] if key in tensors else self.metadata.values[key] for key in self.metadata.keys
@@ -106,7 +116,8 @@ class StageLink:
     `max_pending` bounds the metadata messages on their way: at least the number of micro-batches in flight, or sends
     wait for the peer. With `tensor_parallel=(rank, size)` a tensor whose size divides is sent in slices, each rank its
     own, and gathered by the receivers. `timeout`, in seconds, bounds every wait that is given none.
-    `limit_bytes` bounds what the tensors of one dict may need.
+    `limit_bytes` bounds what the tensors of one dict may need. Of two links between the same ranks, over one process
+    group, each takes what comes first: make one.
     """
 
     def __init__(
@@ -129,6 +140,7 @@ class StageLink:
             raise ValueError(
                 f"tensor_parallel is {tensor_parallel}; it must be (rank, size) with rank below size"
             )
+        seconds(timeout)
         self.transport = transport
         self.backend: StreamBackend = backend or CpuBackend()
         self.source, self.to = source, to
@@ -139,6 +151,7 @@ class StageLink:
         self._sent = self._received = self._copied = self._waits = 0
         self._borrowing: Borrowing | None = None
         self._unsettled: list[Handle] = []
+        self._arriving: list[ReceivedDict] = []
         self._pending: deque[tuple[Handle, list[Handle]]] = deque()
         self._since_settled = 0
         self._closed = ""
@@ -177,16 +190,24 @@ class StageLink:
         """Receive the next dict: waits for its metadata, posts a receive for each tensor, and returns.
 
         Tensors named in `into` are received there; they are ordered behind the current stream, which may still read
-        them. Raises `QuiesceTimeout`, `PeerDied`, and `DecodeError` if the message does not fit.
+        them. Raises `QuiesceTimeout`, `PeerDied`, and `DecodeError` if the message does not fit, or has no tensor for a
+        name in `into`.
         """
+        limit = self._limit(timeout)
+        buffers = {} if into is None else into
+        if not isinstance(buffers, Mapping) or not all(isinstance(t, torch.Tensor) for t in buffers.values()):
+            raise TypeError("`into` must be a dict of keys and the tensors to receive into")
         self._peer(self.source, "nobody to receive from; pass source")
-        return self._in_step(lambda: self._receive(into or {}, timeout))
+        return self._in_step(lambda: self._receive(buffers, limit))
 
     def _receive(self, into: Mapping[str, torch.Tensor], timeout: float | None) -> ReceivedDict:
         metadata = self._receive_metadata(timeout)
         parts, wholes = self._destinations(metadata, into)
         received = ReceivedDict(self, metadata, parts, wholes)
+        # Kept until waited for, though the caller may let go of them: their memory is written all the while.
+        self._arriving = [earlier for earlier in self._arriving if not earlier.settled]
         if metadata.tensors:
+            self._arriving.append(received)
             self._post_receive(received)
         return received
 
@@ -194,41 +215,62 @@ class StageLink:
         """Send a dict and return its handles, that of the metadata first; its tensors are lent until settled.
 
         The link keeps the handles: `before_forward` settles those of the tensors, the metadata is reaped later. A
-        tensor that is not contiguous is copied. Values that are no tensors must be what msgpack knows. Raises
-        `EncodeError` before anything is sent.
+        tensor that is not contiguous is copied. Keys must be strings, values that are no tensors what msgpack knows.
+        Raises `EncodeError` before anything is sent.
         """
         self._usable()
+        if not isinstance(values, Mapping):
+            raise EncodeError(f"a link sends dicts, not a {type(values).__name__}; give the tensor a key")
+        for key in values:
+            if not isinstance(key, str):
+                raise EncodeError(
+                    f"key {key!r} is of type {type(key).__name__}; the keys of a dict must be strings"
+                )
         if self._since_settled >= self.max_pending:
             raise NotQuiescent(
                 f"{self._since_settled} dicts were sent since before_forward(); call it before each forward, or raise "
                 "max_pending"
             )
         tensors = {key: value for key, value in values.items() if isinstance(value, torch.Tensor)}
+        for key, t in tensors.items():
+            if lack := self._unfit(t):
+                raise EncodeError(f"tensor {key!r} {lack}")
         metas = tuple(
-            TensorMeta(key, tuple(t.shape), str(t.dtype).removeprefix("torch."), self._is_sliced(t))
+            TensorMeta(
+                key,
+                tuple(t.shape),
+                str(t.dtype).removeprefix("torch."),
+                self._parts if self._is_sliced(t) else 0,
+            )
             for key, t in tensors.items()
         )
-        for key, t in tensors.items():
-            if t.layout is not torch.strided or t.is_quantized:
-                raise EncodeError(
-                    f"tensor {key!r} is {t.layout} or quantized; send its plain tensors instead"
-                )
         others = {key: value for key, value in values.items() if key not in tensors}
-        message = self._message(Metadata(self._sent, others, metas, tuple(values)))
+        metadata = Metadata(self._sent, others, metas, tuple(values))
+        message = self._message(metadata)
         self._peer(self.to)
-        return self._in_step(
-            lambda: [self._send_metadata(message), *(self._send_tensors(tensors) if tensors else ())]
-        )
+
+        def send() -> list[Handle]:
+            # Another thread may have sent one since: its turn came first.
+            late = metadata.number != self._sent
+            numbered = (
+                self._message(msgspec.structs.replace(metadata, number=self._sent)) if late else message
+            )
+            return [self._send_metadata(numbered), *(self._send_tensors(tensors) if tensors else ())]
+
+        return self._in_step(send)
 
     def close(self, timeout: float | None = None) -> None:
         """Wait until everything sent has arrived, for at most `timeout` seconds altogether, and end the link.
 
-        Raises `QuiesceTimeout` or `PeerDied` if something may not have; the link is closed all the same.
+        Raises `QuiesceTimeout` or `PeerDied` if something may not have; the link is closed all the same, unless another
+        thread is still in the middle of a call of it.
         """
-        self._turns.check_process()
+        left = self._counting(timeout)
+        self._turns.take(left(), lambda: self._close_now(left))
+
+    def _close_now(self, left: Callable[[], float]) -> None:
         if self._closed:
             return
-        left = self._counting(timeout)
         handles = [*self._unsettled, *(metadata for metadata, _ in self._pending)]
         try:
             for handle in handles:
@@ -236,6 +278,7 @@ class StageLink:
         finally:
             self._unsettled.clear()
             self._pending.clear()
+            self._arriving.clear()
             self._closed = "it was closed"
 
     def __enter__(self) -> StageLink:
@@ -303,7 +346,8 @@ class StageLink:
         With NCCL the current stream is ordered behind the sends and the host goes on; with gloo the host waits. Reaps
         metadata that is known to have arrived. Raises `QuiesceTimeout`, `PeerDied`.
         """
-        self._in_step(lambda: self._settle_previous(timeout))
+        limit = self._limit(timeout)
+        self._in_step(lambda: self._settle_previous(limit))
 
     def _settle_previous(self, timeout: float | None) -> None:
         left = self._counting(timeout)
@@ -382,7 +426,8 @@ class StageLink:
         return self._turns.take(0.0, guarded)
 
     def _limit(self, timeout: float | None) -> float:
-        return self.timeout if timeout is None else timeout
+        """Refused before a step begins, a bad one does not end the link."""
+        return seconds(self.timeout if timeout is None else timeout)
 
     def _counting(self, timeout: float | None) -> Callable[[], float]:
         """Tells, whenever asked, how many of these seconds are left: a call has one limit, however many waits."""
@@ -401,11 +446,32 @@ class StageLink:
         flat = tensor.resolve_conj().resolve_neg().contiguous().view(-1)
         return flat.view(self._parts, -1)[self._part] if self._is_sliced(tensor) else flat
 
+    def _unfit(self, tensor: torch.Tensor) -> str:
+        """Why this tensor has no bytes that could be sent or received into; "" if it has."""
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+            kind = (
+                "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
+            )
+            return f"is {kind}; send its plain tensors instead"
+        device: str = getattr(self.transport, "device", "")
+        if tensor.device.type == "meta" or device not in ("", tensor.device.type):
+            where = f"lie on a {device} device" if device else "have bytes"
+            return f"is on device {str(tensor.device)!r}; what goes over this transport must {where}"
+        last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        end = (tensor.storage_offset() + last + 1) * tensor.element_size() if tensor.numel() else 0
+        if tensor.untyped_storage().nbytes() < end:
+            return "has lost its storage, freed or shrunk; send it before that"
+        return ""
+
     def _message(self, metadata: Metadata) -> bytes:
         try:
             return _encode(metadata)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise EncodeError(f"the values beside the tensors must be what msgpack knows: {error}") from error
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            names = [repr(key) for key, value in metadata.values.items() if not _is_plain(value)]
+            raise EncodeError(
+                f"the value of {', '.join(names) or 'a key'} cannot be sent beside the tensors: {error}; it must be "
+                "what msgpack knows. Tensors go as values of the dict itself, numpy arrays through torch.from_numpy"
+            ) from error
 
     def _destinations(
         self, metadata: Metadata, into: Mapping[str, torch.Tensor]
@@ -415,6 +481,11 @@ class StageLink:
         names = [*metadata.values, *(meta.key for meta in metadata.tensors)]
         if sorted(names) != sorted(metadata.keys) or len(set(names)) != len(names):
             raise DecodeError(f"the keys of a dict from rank {self.source} are not those of its values")
+        arrived = [meta.key for meta in metadata.tensors]
+        if unknown := [key for key in into if key not in arrived]:
+            raise DecodeError(
+                f"no tensor arrived for the buffers {unknown}; those from rank {self.source} are {arrived}"
+            )
         needed = 0
         for meta in metadata.tensors:
             dtype = getattr(torch, meta.dtype, None)
@@ -431,15 +502,19 @@ class StageLink:
                     f"with {meta.key!r} of {meta.shape} the dict needs more than {self.limit_bytes} bytes; raise "
                     "limit_bytes if that is meant"
                 )
-            if meta.sliced and (self._parts == 1 or math.prod(meta.shape) % self._parts):
+            if meta.sliced and (meta.sliced != self._parts or math.prod(meta.shape) % self._parts):
                 raise DecodeError(
-                    f"tensor {meta.key!r} comes in slices, but not in {self._parts}: see tensor_parallel"
+                    f"tensor {meta.key!r} of {meta.shape} comes in {meta.sliced} slices, and is to be gathered from "
+                    f"{self._parts}: see tensor_parallel"
                 )
             whole = into[meta.key] if meta.key in into else self._empty(meta.shape, dtype)
+            if lack := self._unfit(whole):
+                raise DecodeError(f"the buffer for {meta.key!r} {lack}")
             if tuple(whole.shape) != meta.shape or whole.dtype != dtype or not whole.is_contiguous():
+                gaps = "" if whole.is_contiguous() else f", not contiguous (strides {whole.stride()})"
                 raise DecodeError(
-                    f"the buffer for {meta.key!r} is {tuple(whole.shape)} of {whole.dtype}; it must be contiguous, "
-                    f"{meta.shape} of {dtype}"
+                    f"the buffer for {meta.key!r} is {tuple(whole.shape)} of {whole.dtype}{gaps}; it must be "
+                    f"contiguous, {meta.shape} of {dtype}"
                 )
             wholes[meta.key] = whole
             size = whole.numel() // self._parts

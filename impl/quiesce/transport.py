@@ -17,10 +17,12 @@ import torch
 import torch.distributed as dist
 
 from quiesce.errors import DecodeError, PeerDied, QuiesceError, QuiesceTimeout
+from quiesce.lifecycle import seconds
 
 METADATA_TAG, TENSOR_TAG = 0x5153, 0x5154
 MAX_MESSAGE = 64 << 20
 """Bytes that a metadata message may have."""
+_LONGEST = 1e9  # seconds: gloo adds what it is told to its clock, in nanoseconds of 64 bits
 
 
 class Handle(Protocol):
@@ -82,6 +84,7 @@ class TorchHandle:
         `QuiesceTimeout` after `timeout` seconds (gloo alone can be bounded), `PeerDied` if the connection is gone; the
         same error again, if asked again.
         """
+        timeout = min(seconds(timeout), _LONGEST)
         if self._error:
             # Anew, for an error that is kept would keep the frames of its traceback alive.
             raise type(self._error)(*self._error.args)
@@ -102,8 +105,8 @@ class TorchHandle:
     def _explain(self, error: RuntimeError, timeout: float) -> QuiesceError:
         if "imed out" in str(error):
             return QuiesceTimeout(
-                f"{self._what}: the peer did not answer within {timeout:g} s. gloo has closed the connection for good: "
-                "make the process group anew, or allow more time"
+                f"{self._what}: the peer did not answer within {round(timeout, 3):g} s. gloo has closed the connection "
+                "for good: make the process group anew, or allow more time"
             )
         return _gone(self._what, error)
 
@@ -135,7 +138,10 @@ class TorchTransport:
             raise QuiesceError("metadata is host memory and needs a gloo group; pass metadata_group")
         self._device_group, self._metadata_group = device_group, metadata_group
         self._gather_group = gather_group
-        self._blocks_host = dist.get_backend(device_group) == "gloo"
+        backend = dist.get_backend(device_group)
+        self._blocks_host = backend == "gloo"
+        self.device = {"gloo": "cpu", "nccl": "cuda"}.get(backend, "")
+        """The type of the device whose tensors it sends and receives; "" if that is not known."""
 
     @property
     def rank(self) -> int:
@@ -169,7 +175,7 @@ class TorchTransport:
 
         Raises `QuiesceTimeout` after `timeout` seconds, `PeerDied`, and `DecodeError` for what is no stage link's.
         """
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + seconds(timeout)
         header = self._receive_bytes(8, source, deadline)
         (size,) = struct.unpack("<q", header)
         if not 0 < size <= MAX_MESSAGE:

@@ -145,7 +145,9 @@ class ReleaseBeforeCopy(RingReader):
 class LeaseNotHonoured(RingReader):
     def _lease(self, slot: int, pieces: list[tuple[int, int]]) -> list[Buffer]:
         frames = super()._lease(slot, pieces)
+        lease = self._releaser.leases[slot]
         self._releaser.release(slot)
+        self._releaser.leases[slot] = lease
         return frames
 
 

@@ -44,7 +44,6 @@ NOT_REPLAYED = {
             "body_not_copied",
             "leave_drops_leases",
             "release_before_copy",
-            "release_with_a_view",
             "waited_after_forward",
         ),
         _DEPARTS,

@@ -84,6 +84,26 @@ class Plain(Adapter):
 
 class CarelessPlain(Plain):
     pool = Careless
+
+
+class Misnamed(Plain):
+    small = {"one": Plain.constants}
+
+    @does("Tak")
+    def take(self):
+        pass
+
+
+class Unknown(Plain):
+    model = "buffer_lifecicle"
+
+
+class Constant(Plain):
+    constants = {"Bufers": "{b1}"}
+
+
+class Blind(Adapter):
+    model = "buffer_lifecycle"
 """
 
 
@@ -132,6 +152,50 @@ def test_a_recorded_sender_that_is_faulty_is_rejected(tmp_path: Path) -> None:
     result = run(tmp_path, "mine:Sender", "-k", "traces")
     assert result.returncode == 1, result.stdout + result.stderr
     assert "rejected" in result.stdout
+
+
+def test_a_guard_that_was_not_tested_is_said(tmp_path: Path) -> None:
+    result = run(tmp_path, "mine:Plain", "-k", "lockstep")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "Plain: no forbidden step was asked for: guards were not tested (see `attempts`" in result.stdout
+    result = run(tmp_path, "mine:Plain", "-k", "traces")
+    assert "forbidden" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Misnamed", "no action is called 'Tak'; did you mean 'Take'?"),
+        ("Unknown", "no model or mutant is called 'buffer_lifecicle'; did you mean 'buffer_lifecycle'?"),
+        ("Constant", "no constant of the configuration is called 'Bufers'; did you mean 'Buffers'"),
+        ("Blind", "Blind has no method `view`; it must return what the implementation shows"),
+    ],
+)
+def test_what_is_wrong_with_an_adapter_is_said_without_a_traceback(
+    name: str, message: str, tmp_path: Path
+) -> None:
+    result = run(tmp_path, f"mine:{name}")
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert message in result.stdout
+    assert "Traceback" not in result.stdout
+    assert len(result.stdout.splitlines()) < 20, result.stdout
+
+
+def test_the_module_is_looked_for_in_the_current_directory(tmp_path: Path) -> None:
+    """Also by `pytest`, which unlike `python -m pytest` does not put that on the path."""
+    (tmp_path / "here.py").write_text(ADAPTER, encoding="utf-8")
+    command = [
+        str(Path(sys.executable).with_name("pytest")),
+        "-q",
+        "--quiesce-adapter=here:Plain",
+        "-k",
+        "lockstep",
+    ]
+    paths = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    result = subprocess.run(
+        command, cwd=tmp_path, env=paths, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_a_wrong_name_is_said(tmp_path: Path) -> None:

@@ -210,6 +210,10 @@ class Sender(Adapter):
     def _tensors(self, state: State) -> list[tuple[Any, int]]:
         return [(x, version) for x, version in state["content"].items() if str(x).startswith("t")]
 
+    def attempts(self) -> list[Step]:
+        """None: the sender goes on by itself, whatever it is asked for."""
+        return []
+
     def weight(self, step: Step) -> int:
         return {"Recycle": 1, "DropSurplus": 1}.get(step.action, 4)
 

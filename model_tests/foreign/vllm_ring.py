@@ -276,6 +276,10 @@ class Ring(Adapter):
             return self.waits_run_out and not self.states[0]["bodies"][step.parameters["r"]]
         return True
 
+    def attempts(self) -> list[Step]:
+        """None: the queue goes on by itself, whatever it is asked for."""
+        return []
+
     def weight(self, step: Step) -> int:
         return {"TimeOut": 8, "Overflow": 2}.get(step.action, 4)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from quiesce.model import check, judge, manifest
+from quiesce.model.command import select
 from quiesce.model.errors import ModelError, UnknownName
 
 Write = Callable[..., Path]
@@ -49,6 +50,27 @@ def test_all_as_pinned_exits_with_0_and_shows_what_a_reviewer_reads(write_manife
         assert text in done.stdout
     assert "post: holds" in done.stderr
     assert "lose: caught" in done.stderr
+
+
+def test_a_run_ends_with_a_line_that_sums_it_up(write_manifest: Write) -> None:
+    done = run("post", path=write_manifest())
+    assert done.stdout.splitlines()[-1] == "models: 1 of 1 hold; mutants: 1 of 1 are caught"
+    done = run("lose", path=write_manifest(('"NothingLost"\ndepth = 4', '"NothingLost"\ndepth = 5')))
+    assert done.stdout.splitlines()[-1] == "mutants: 0 of 1 are caught"
+
+
+def test_a_protocol_is_all_its_models_of_that_size_and_their_mutants() -> None:
+    known = manifest.load()
+    names = [entry.name for entry in select(known, ["payload_reuse"], large=False)]
+    of = [model for model in known.models.values() if model.protocol == "payload_reuse"]
+    assert {"payload_reuse_stream", "last_frame_tracker"} <= set(names)
+    small = {model.name for model in of if model.size == manifest.SMALL}
+    assert set(names) == small | {m.name for m in known.mutants.values() if m.model in small}
+    assert len(names) == len(set(names))
+    large = {entry.name for entry in select(known, ["payload_reuse"], large=True)}
+    assert large & {model.name for model in of} == {model.name for model in of} - small
+    with pytest.raises(UnknownName, match="did you mean"):
+        select(known, ["payload_reus"], large=False)
 
 
 def test_json_has_every_number_and_the_counterexample(write_manifest: Write) -> None:

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from quiesce import __version__
 from quiesce.console import CANNOT, FOUND, HOLDS, UNDETERMINED, complete_models, complete_mutants
 from quiesce.model import manifest
 from quiesce.model.checking import Judgement
 from quiesce.model.command import _Running, status
 from quiesce.model.errors import UnknownName
 from quiesce.model.output import CheckResult, Progress
+from quiesce.recording import record
 
 MANIFEST = manifest.load()
 MODEL = MANIFEST.models["payload_reuse_stream"]
@@ -66,11 +68,39 @@ def test_nothing_is_foretold_of_what_is_not_pinned() -> None:
     assert str(running).endswith("300 on the queue")
 
 
+def test_the_version_is_said() -> None:
+    command = [sys.executable, "-m", "quiesce.cli", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (HOLDS, f"quiesce {__version__}\n")
+
+
+def test_the_timeline_that_was_written_is_named(tmp_path: Path) -> None:
+    with record(tmp_path / "run"):
+        pass
+    timeline, profile = tmp_path / "run.json", tmp_path / "profile.json"
+    profile.write_text("{}", encoding="utf-8")
+    command = [sys.executable, "-m", "quiesce.cli", "trace", "-o", str(tmp_path / "run")]
+    command += ["--chrome", str(timeline)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == HOLDS, done.stderr
+    assert f"a timeline is in {timeline}" in done.stderr
+    command += ["--beside", str(profile)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == CANNOT
+    assert f"{profile} is not what torch.profiler exports: JSON with `traceEvents`" in done.stderr
+
+
 def test_names_are_completed_with_what_they_are_about() -> None:
     assert complete_mutants("last_f") == [("last_frame_tracker", MANIFEST.mutants["last_frame_tracker"].bug)]
     names = [name for name, _ in complete_models("payload_reuse_")]
     assert "payload_reuse_stream" in names
     assert complete_models("no such") == []
+
+
+def test_only_what_is_close_is_offered() -> None:
+    known = ["Buffers", "Readers", "Holders"]
+    assert str(UnknownName("constant", "Bufers", known)).endswith("did you mean 'Buffers'?")
+    assert "there are: Buffers, Holders, Readers" in str(UnknownName("constant", "Rust", known))
 
 
 def test_a_name_unlike_any_is_answered_with_some_and_how_many_more() -> None:
@@ -112,6 +142,8 @@ def test_the_shell_completes_names(words: str, found: str) -> None:
         (["explain", "last_frame_tracker", "--html", "{folder}/none/page.html"], "there is no folder"),
         (["bench", "codec", "--json", "{folder}/none/figures.json"], "there is no folder"),
         (["bench", "plots", "{folder}/none.json"], "none.json: No such file or directory"),
+        (["trace", "--chrome", "{folder}/none/run.json", "--", "true"], "there is no folder"),
+        (["trace", "--chrome", "{folder}/a", "--beside", "{folder}/none", "--", "true"], "does not exist"),
     ],
 )
 def test_a_file_that_cannot_be_read_or_written_is_named_before_any_work(

@@ -182,6 +182,17 @@ def test_a_conjunct_that_fails_only_after_others_is_found(doors: Doors) -> None:
     assert caught.value.conjunct == "right' <= Top"
 
 
+def test_forbidden_are_the_parameters_that_no_step_has(post: Oracle) -> None:
+    (start,) = post.initial()
+    alone = {Function({"p": p, "q": p}) for p in (P1, P2)}
+    assert set(post.forbidden(start, "Send")) == alone
+    assert post.forbidden(start, "Send") is post.forbidden(start, "Send")
+    assert post.forbidden(start, "Deliver") == ()  # of no letter there is
+    assert set(post.forbidden(start, "Read")) == {Function({"p": p}) for p in (P1, P2)}
+    with pytest.raises(UnknownName):
+        post.forbidden(start, "Sned")
+
+
 def test_unknown_names_offer_the_nearest(post: Oracle, own_manifest: Manifest) -> None:
     (start,) = post.initial()
     with pytest.raises(UnknownName, match="no action is called 'Sned'; did you mean 'Send'"):

@@ -230,6 +230,10 @@ class PayloadReuse(Adapter):
             return self.lending or not any(part["lent"] for part in step.parameters["s"])
         return True
 
+    def attempts(self) -> list[Step]:
+        """None: whatever the sender is asked for, it goes on by itself, and what it does must be allowed."""
+        return []
+
     def weight(self, step: Step) -> int:
         """Messages travel most of the time; the peer dies once, and better within a message; the end is the end."""
         if step.action == "PeerDies":

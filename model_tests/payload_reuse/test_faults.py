@@ -173,7 +173,9 @@ def test_closing_while_a_receiver_holds_frames_is_reported(context: zmq.Context[
     receiver = PayloadReceiver(pull)
     sender.lend([large(1)])
     received = receiver.receive()
-    with pytest.raises(NotQuiescent, match="message 1 is still being read"):
+    with pytest.raises(
+        NotQuiescent, match=r"still being read after closing: 1 loan\(s\), the first of message 1"
+    ):
         sender.close(timeout=0)
     assert torch.equal(received.value[0], large(1))
     with pytest.raises(NotQuiescent):

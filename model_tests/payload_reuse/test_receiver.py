@@ -86,6 +86,8 @@ def test_bad_arguments_of_a_receiver_are_refused(context: zmq.Context[Any]) -> N
     _, pull = joined(context)
     with pytest.raises(ValueError, match="prefix is -1"):
         PayloadReceiver(pull, prefix=-1)
+    with pytest.raises(ValueError, match="prefix is b'id'"):
+        PayloadReceiver(pull, prefix=b"id")  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="use PayloadReceiver"):
         AsyncPayloadReceiver(pull)
 

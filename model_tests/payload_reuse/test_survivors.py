@@ -150,13 +150,19 @@ def test_loans_are_waited_for_a_second_longer_than_the_socket_lingers(
 ) -> None:
     push, pull = joined(context)
     waits: list[float] = []
-    monkeypatch.setattr(Loan, "wait", lambda loan, timeout: waits.append(timeout))
+
+    def wait(loan: Loan, timeout: float) -> None:
+        waits.append(timeout)
+        if timeout < 2:
+            raise QuiesceTimeout
+
+    monkeypatch.setattr(Loan, "wait", wait)
     with PayloadReceiver(pull) as receiver:
         sender = PayloadSender(push)
         sender.lend([full(LARGE)])
         held = receiver.receive()
         sender.close(1.5)
-        assert waits == [2.5]
+        assert waits == [1.495, 2.5]
         del held
 
 

@@ -263,6 +263,10 @@ class Stage(Adapter):
             return bool(rank.link._pending)
         return rank.at in ("metadata", "more") and rank.link.pending >= self.bound and rank.may_move()
 
+    def attempts(self) -> list[Step]:
+        """None: whatever a host is asked for, it goes on by itself, and whether it can is to be seen."""
+        return []
+
     def named(self) -> dict[SimulatedStream, tuple[int, str]]:
         """The streams by the names of the specification: <<rank, kind>>."""
         return {s: (int(s.name[0]), s.name[2:].split()[0]) for s in self.pipeline.world.streams}

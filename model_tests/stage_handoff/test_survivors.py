@@ -15,7 +15,7 @@ from quiesce.events import Event, observe
 from quiesce.stage_handoff import StageLink
 
 
-def announce(shape: list[int], dtype: str = "uint8", sliced: bool = False, **options: Any) -> StageLink:
+def announce(shape: list[int], dtype: str = "uint8", sliced: int = 0, **options: Any) -> StageLink:
     """The link of a receiver, to which a tensor of this shape was announced."""
     link, peer, _ = pair(**options)
     link.transport.send_message(msgspec.msgpack.encode([0, {}, [["x", shape, dtype, sliced]], ["x"]]), 2)
@@ -62,16 +62,16 @@ def test_the_tensors_of_a_dict_share_the_limit() -> None:
 )
 def test_keys_that_are_not_those_of_the_values_are_refused(keys: list[str], values: dict[str, int]) -> None:
     link, peer, _ = pair()
-    message = [0, values, [["x", [1], "uint8", False]], keys]
+    message = [0, values, [["x", [1], "uint8", 0]], keys]
     link.transport.send_message(msgspec.msgpack.encode(message), 2)
     with pytest.raises(DecodeError, match="keys of a dict from rank 1"):
         peer.irecv_tensor_dict()
 
 
 @pytest.mark.parametrize(
-    ("numel", "parts", "sliced"), [(4, 2, True), (2, 2, True), (3, 2, False), (0, 2, False), (4, 1, False)]
+    ("numel", "parts", "sliced"), [(4, 2, 2), (2, 2, 2), (3, 2, 0), (0, 2, 0), (4, 1, 0)]
 )
-def test_what_divides_is_sent_in_slices(numel: int, parts: int, sliced: bool) -> None:
+def test_what_divides_is_sent_in_slices(numel: int, parts: int, sliced: int) -> None:
     link, peer, _ = pair(tensor_parallel=(parts - 1, parts))
     link.isend_tensor_dict({"x": torch.arange(numel)})
     received = peer.irecv_tensor_dict()
@@ -81,10 +81,12 @@ def test_what_divides_is_sent_in_slices(numel: int, parts: int, sliced: bool) ->
     assert (received.parts["x"] is received.wholes["x"]) == (not sliced)
 
 
-@pytest.mark.parametrize("numel", [3, 5])
-def test_slices_of_what_does_not_divide_are_refused(numel: int) -> None:
-    with pytest.raises(DecodeError, match="not in 2: see tensor_parallel"):
-        announce([numel], sliced=True, tensor_parallel=(0, 2)).irecv_tensor_dict()
+@pytest.mark.parametrize(("numel", "slices"), [(3, 2), (5, 2), (8, 4), (8, 1), (8, -2)])
+def test_slices_that_cannot_be_gathered_here_are_refused(numel: int, slices: int) -> None:
+    with pytest.raises(
+        DecodeError, match=f"in {slices} slices, and is to be gathered from 2: see tensor_par"
+    ):
+        announce([numel], sliced=slices, tensor_parallel=(0, 2)).irecv_tensor_dict()
 
 
 def test_a_message_on_its_way_is_told_of_by_its_number() -> None:

@@ -225,8 +225,28 @@ def test_what_torch_distributed_lacks_is_said(beside: Peer, monkeypatch: pytest.
     )
     assert not TorchTransport(device)._blocks_host
     assert TorchTransport()._blocks_host
+    assert (TorchTransport(device).device, TorchTransport().device) == ("cuda", "cpu")
     with pytest.raises(QuiesceError, match="metadata_group"):
         TorchTransport(device, device)
+
+
+@pytest.mark.parametrize("timeout", [None, float("inf"), float("nan"), -1.0])
+def test_a_handle_is_not_given_up_for_a_bad_time(clock: list[float], timeout: Any) -> None:
+    work = Work(clock)
+    handle = TorchHandle([work], [], True, "a tensor")
+    with pytest.raises(ValueError, match=f"timeout is {timeout!r}"):
+        handle.wait(timeout)
+    assert work.waits == []
+    # More than gloo's clock can count.
+    handle.wait(1e300)
+    assert work.waits == [1e9]
+
+
+def test_the_time_that_was_waited_is_told_in_few_digits(clock: list[float]) -> None:
+    for timeout, told in ((2.99964, "3"), (0.0501, "0.05"), (1200.0, "1200")):
+        handle = TorchHandle([Work(clock, error="Timed out")], [], True, "a tensor")
+        with pytest.raises(QuiesceTimeout, match=f"within {told} s"):
+            handle.wait(timeout)
 
 
 @pytest.mark.parametrize("peer", [-1, 0, 2])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from quiesce.model.case import Case, plain
-from quiesce.model.errors import UnknownName
+from quiesce.model.errors import ModelError, UnknownName
 from quiesce.model.manifest import Manifest
 from quiesce.model.oracle import Oracle, Step, label
 from quiesce.model.traces import Trace
@@ -55,7 +55,8 @@ def does(*actions: str) -> Callable[[Method], Method]:
 def lets(*actions: str) -> Callable[[Method], Method]:
     """Mark a method of an adapter: it lets the implementation go on, which takes one of these actions itself.
 
-    The method is given the `Step` that is hoped for, and reports what happened with `happened`.
+    The method is given the `Step` that is hoped for, and reports what happened with `happened`; nothing, if the
+    implementation did nothing.
     """
     return _marked(actions, True)
 
@@ -76,7 +77,8 @@ class Adapter:
     specification shows of the same. `hidden` are actions that happen unseen at any time. `small` are other
     constants, by name, under which the model is small enough for its complete graph to be walked; `reasons` say,
     one sentence each, which steps of those graphs the implementation never takes. `own` are actions asked for by
-    `@does` that the implementation takes only if it may, as it does those of `@lets`.
+    `@does` that the implementation takes only if it may, as it does those of `@lets`; their methods return False
+    where it refused. Where the specification forbids them they are asked for too: see `attempts`.
 
     `__init__` brings the implementation to an initial state; `close` leaves nothing
     behind, wherever the run stopped, and is called also when `__init__` of a subclass has returned and no more.
@@ -99,6 +101,8 @@ class Adapter:
     @classmethod
     def load(cls, small: str = "", fault: str = "none") -> Oracle:
         """The oracle of the adapter's model: with its constants, or with those of `small` instead."""
+        if not cls.model:
+            raise ModelError(f"{cls.__name__} says no `model`; give it the name of a model of the manifest")
         if small and small not in cls.small:
             raise UnknownName("small model", small, cls.small)
         constants = cls.small[small] if small else cls.constants
@@ -113,12 +117,26 @@ class Adapter:
         raise NotImplementedError
 
     def can(self, step: Step) -> bool:
-        """Whether `step`, which the specification allows, can be asked for where the implementation stands now."""
+        """Whether `step` can be asked for where the implementation stands now, be it allowed or one of `attempts`."""
         return True
 
     def attempts(self) -> list[Step]:
-        """Steps that lockstep asks for although the specification forbids them now; the implementation must not."""
-        return []
+        """Steps that lockstep asks for although the specification forbids them now: the implementation must refuse.
+
+        Unless told otherwise, those of `@lets` and of `own` that no state allows and `can` does not rule out. A
+        refusal is told as anywhere: a method of `@lets` reports nothing, one of `@does` returns False.
+        """
+        first, *others = self.states
+        found = []
+        for action, call in self.calls().items():
+            if call.decides or action in self.own:
+                elsewhere = [set(self.oracle.forbidden(state, action)) for state in others]
+                found += [
+                    Step(action, parameters, first)
+                    for parameters in self.oracle.forbidden(first, action)
+                    if all(parameters in forbidden for forbidden in elsewhere)
+                ]
+        return [step for step in found if self.can(step)]
 
     def weight(self, step: Step) -> int:
         """How often lockstep chooses a step, relative to others; 1 or more."""
@@ -176,7 +194,9 @@ class Adapter:
 
 
 class Divergence(AssertionError):
-    """The implementation did what the specification does not, or did not do what it does. `more` is said last.
+    """The implementation did what the specification does not, or did not do what it does.
+
+    `hint` is said behind the steps, and `more` last.
 
     `asked` is what the adapter was asked for, in order; `behaviour` the steps of the specification that this came
     to. If `forbidden`, the last of them is none: the specification does not allow it there.
@@ -189,7 +209,7 @@ class Divergence(AssertionError):
         self.asked = tuple(run.asked)
         self.behaviour = tuple(run.behaviour())
         self.forbidden = forbidden
-        self.more = ""
+        self.hint = self.more = ""
         super().__init__(message)
 
     def __str__(self) -> str:
@@ -199,7 +219,7 @@ class Divergence(AssertionError):
             lines.append(
                 f"{len(steps) + 1:>4}  {label(self.forbidden.action, self.forbidden.parameters)}  <-- here"
             )
-        return "\n".join([self.message, "what was done:", *lines, *([self.more] if self.more else [])])
+        return "\n".join([self.message, "what was done:", *lines, *filter(None, [self.hint, self.more])])
 
 
 @dataclass(frozen=True)
@@ -223,6 +243,14 @@ class Run:
         self.oracle = adapter.oracle
         self.asked: list[Asked] = []
         self._calls = adapter.calls()
+        for method, returned in (
+            ("view", "what the implementation shows"),
+            ("facts", "what a state shows of it"),
+        ):
+            if getattr(type(adapter), method) is getattr(Adapter, method):
+                raise ModelError(
+                    f"{type(adapter).__name__} has no method `{method}`; it must return {returned}, as a mapping"
+                )
         for name in {*self._calls, *adapter.hidden} - {"Done"}:
             if name not in self.oracle.actions:
                 raise UnknownName("action", name, self.oracle.actions)
@@ -269,6 +297,25 @@ class Run:
 
     def ask(self, step: Step) -> bool:
         """Ask for a step, follow what happened, compare; whether it was this step. Raises `Divergence`."""
+        if any(self._matching(state, step.action, step.parameters) for state in self.states):
+            return self._ask(step)
+        try:
+            return self._ask(step)
+        except Divergence as divergence:
+            divergence.hint = self._hint(step)
+            raise
+
+    def _hint(self, step: Step) -> str:
+        """What an adapter may have got wrong where a forbidden step was asked for."""
+        call = self._calls[step.action]
+        refused = "reports nothing" if call.decides else "returns False"
+        return (
+            f"{label(step.action, step.parameters)} was asked for although it is forbidden (`attempts`). If the "
+            f"implementation did refuse it, let the adapter say so: `{call.method}` then {refused} and raises nothing. "
+            "If it need not refuse, because nobody asks for it there, let `can` say so."
+        )
+
+    def _ask(self, step: Step) -> bool:
         happened = self._call(step)
         if not happened and not (self._calls[step.action].decides and self.adapter.reported):
             # It could not happen: so the specification is in none of the states that allow it.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from quiesce.model import manifest
+from quiesce.model.errors import UnknownName
 from quiesce.model.manifest import Manifest
 from quiesce.model.oracle import Oracle
 from quiesce.model.traces import Event
@@ -62,6 +63,8 @@ class Case:
         if key not in _walks:
             with tempfile.TemporaryDirectory(prefix="quiesce-trace-") as scratch:
                 module, base = Path(scratch, "Traced.tla"), self.manifest or manifest.load()
+                if self.model not in base.models:
+                    raise UnknownName("model", self.model, base.models)
                 model = base.models[self.model]
                 module.write_text(
                     f"---- MODULE Traced ----\nEXTENDS {model.module}\n{self.definitions}\n====\n",

@@ -33,7 +33,9 @@ REPORT_EVERY = 60.0
 def check(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[MODEL]...", help="Models or mutants.", autocompletion=complete_models),
+        typer.Argument(
+            metavar="[MODEL]...", help="Models, mutants or protocols.", autocompletion=complete_models
+        ),
     ] = None,
     large: Annotated[
         bool, typer.Option("--large", help="The large models instead of the small ones.")
@@ -76,14 +78,20 @@ def status(judgements: Sequence[Judgement]) -> int:
 
 
 def select(manifest: Manifest, names: Sequence[str], large: bool) -> list[Model | Mutant]:
-    """The entries a command line asks for: a model's name means it and its mutants."""
+    """The entries a command line asks for.
+
+    A model's name means it and its mutants, a protocol's all its models of that size, unless a model is called so.
+    """
+    models = {name: model for name, model in manifest.models.items() if (model.size == LARGE) == large}
     if names:
         chosen: dict[str, Model | Mutant] = {}
         for name in names:
-            chosen[name] = manifest.find(name)
-            chosen |= {mutant.name: mutant for mutant in manifest.mutants.values() if mutant.model == name}
+            of: dict[str, Model | Mutant] = {k: m for k, m in models.items() if m.protocol == name}
+            if name in manifest.models or name in manifest.mutants or not of:
+                of = {name: manifest.find(name)}
+            chosen |= of
+            chosen |= {mutant.name: mutant for mutant in manifest.mutants.values() if mutant.model in of}
         return list(chosen.values())
-    models = {name: model for name, model in manifest.models.items() if (model.size == LARGE) == large}
     mutants = [mutant for mutant in manifest.mutants.values() if mutant.model in models]
     if not models:
         raise ModelError(f"{manifest.path} has no {'large' if large else 'small'} model")
@@ -240,6 +248,17 @@ def report(judgements: Sequence[Judgement], console: Console) -> None:
             console.print(f"{judgement.entry.name}: {problem}", style="red", markup=False, highlight=False)
         if isinstance(judgement.entry, Model) and judgement.result.counterexample:
             console.print(str(judgement.result.counterexample), markup=False, highlight=False)
+    console.print(summary(judgements), markup=False, highlight=False)
+
+
+def summary(judgements: Sequence[Judgement]) -> str:
+    """A run in one line."""
+    told = []
+    for kind, name, verdict in ((Model, "models", "hold"), (Mutant, "mutants", "are caught")):
+        good = [judgement.good for judgement in judgements if isinstance(judgement.entry, kind)]
+        if good:
+            told.append(f"{name}: {sum(good)} of {len(good)} {verdict}")
+    return "; ".join(told)
 
 
 def _table(title: str, name: str, text: str) -> Table:

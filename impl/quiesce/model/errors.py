@@ -20,7 +20,7 @@ class UnknownName(ModelError, KeyError):
         super().__init__(kind, name)
 
     def __str__(self) -> str:
-        close = difflib.get_close_matches(self.name, self.known, n=3, cutoff=0.4)
+        close = difflib.get_close_matches(self.name, self.known, n=3, cutoff=0.55)
         if close:
             return f"no {self.kind} is called {self.name!r}; did you mean {' or '.join(map(repr, close))}?"
         some, more = ", ".join(sorted(self.known)[:12]) or "none", len(self.known) - 12

@@ -74,6 +74,7 @@ class Oracle:
         self._empty = self._classes["tlc2.tool.TLCState"].Empty
         self._context = self._classes["tlc2.util.Context"].Empty
         self._successors: dict[State, tuple[Step, ...]] = {}
+        self._forbidden: dict[tuple[State, str], tuple[Function, ...]] = {}
 
     @classmethod
     def load(
@@ -180,6 +181,30 @@ class Oracle:
                 for step in self._take(instance, before)
             )
             return tuple(dict.fromkeys(steps))
+
+    def forbidden(self, state: Mapping[str, Any], action: str) -> tuple[Function, ...]:
+        """The parameters with which `action` cannot be taken in `state`.
+
+        What only a CONSTRAINT of the model leaves out is not among them, and neither are values that the next-state
+        relation does not range over in this state.
+        """
+        self._known(action, {})
+        with self._evaluating(f"the guards of {action}"):
+            state = self._bridge.checked(state)
+            found = self._forbidden.get((state, action))
+            if found is None:
+                if len(self._forbidden) >= CACHED_STATES:
+                    self._forbidden.clear()
+                before = self._bridge.java_state(state)
+                possible: dict[Function, bool] = {}
+                for instance in self._next.instances(before, action):
+                    parameters = instance.parameters
+                    if not possible.get(parameters):
+                        taken = self._tool.getNextStates(instance.action, before)
+                        possible[parameters] = bool(taken.size())
+                found = tuple(parameters for parameters, taken in possible.items() if not taken)
+                self._forbidden[state, action] = found
+            return found
 
     def enabled(self, state: Mapping[str, Any]) -> tuple[str, ...]:
         """The actions that can be taken in `state`, with their parameters, as "Send(p = p1, q = p2)"."""

@@ -19,6 +19,10 @@ SEARCHED_STATES = 20_000
 """States that are searched for a counterexample, at most."""
 
 
+LIST = "model_tests/conformance/replayed.py"
+"""Which mutants are not replayed, and why not, as tests have it too."""
+
+
 @dataclass(frozen=True)
 class Replay:
     """A counterexample, and what came of it.
@@ -64,6 +68,16 @@ def suite(protocol: str) -> Suite:
         sys.path.insert(0, str(root))
     found: Suite = importlib.import_module(f"model_tests.{protocol}.adapter").SUITE
     return found
+
+
+def not_replayed(name: str) -> str:
+    """Why a mutant is not replayed, as `LIST` says; empty if it is. Raises `ModelError` outside a checkout."""
+    mutant = load().find(name)
+    if not isinstance(mutant, Mutant):
+        return ""
+    suite(mutant.protocol)
+    listed: Mapping[str, str] = importlib.import_module("model_tests.conformance.replayed").NOT_REPLAYED
+    return listed.get(name, "")
 
 
 def replay(name: str) -> Replay:

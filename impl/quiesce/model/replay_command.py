@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from quiesce.console import FOUND, complete_mutants, output
-from quiesce.model.replay import Replay
+from quiesce.model.errors import ModelError
+from quiesce.model.replay import LIST, Replay, not_replayed
 from quiesce.model.replay import replay as run
 
 
@@ -22,6 +23,11 @@ def replay(
     Needs a checkout, whose `model_tests` have the variants. Exit status 0: the variant is harmed, the shipped code is
     not; 1: it is otherwise; 2: there is nothing to replay.
     """
+    reason = not_replayed(mutant)
+    if reason:
+        raise ModelError(
+            f"{mutant} is not replayed: {reason} ({LIST}); quiesce check {mutant} shows its run in TLC"
+        )
     found = run(mutant)
     if as_json:
         print(json.dumps({**asdict(found), "shown": found.shown}))

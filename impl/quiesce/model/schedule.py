@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from quiesce.model import tlc
 from quiesce.model.adapter import Adapter, Asked, Divergence, Run
 from quiesce.model.config import Config
-from quiesce.model.errors import ModelError, UnknownName
+from quiesce.model.errors import Disabled, ModelError, UnknownName
 from quiesce.model.manifest import load
 from quiesce.model.oracle import Oracle, Step
 from quiesce.model.output import CheckResult
@@ -18,6 +19,8 @@ from quiesce.model.values import Function, ModelValue, State, Value, parse, show
 
 MODULE = "Schedule"
 _PREFIX = "value_"
+SHRINKING_S, SHRINKING_RUNS = 10.0, 1_000
+"""How long, and in how many runs, a schedule is made shorter."""
 _LINE = re.compile(r"(\w+)(?:\((.*)\))?(?: #(\d+))?$")
 
 
@@ -46,9 +49,73 @@ def replay(adapter: type[Adapter], schedule: str, small: str = "") -> None:
     run = Run(adapter(oracle))
     try:
         for asked in read(schedule, oracle):
-            run.ask(find(run, asked))
+            run.ask(_step(run, asked))
     finally:
         run.close()
+
+
+def shrink(divergence: Divergence) -> Divergence:
+    """The same after fewer steps: leaves out of the schedule, part by part, what it comes apart without.
+
+    Hypothesis does not see that steps lead back to where they began.
+    """
+    end, runs = time.monotonic() + SHRINKING_S, SHRINKING_RUNS
+    kind = _kind(divergence)
+    size = len(divergence.asked) // 2
+    while size:
+        shorter = False
+        start = len(divergence.asked) - size
+        while start >= 0:
+            if not runs or time.monotonic() > end:
+                return divergence
+            runs -= 1
+            asked = divergence.asked
+            found = _again(divergence, [*asked[:start], *asked[start + size :]])
+            if found and _kind(found) == kind:
+                divergence, shorter = found, True
+            start = min(start - max(1, size // 4), len(divergence.asked) - size)
+        if not shorter:
+            size = size // 2 if size > 8 else size - 1
+        size = min(size, len(divergence.asked))
+    return divergence
+
+
+def _kind(divergence: Divergence) -> object:
+    """What came apart, without the values seen: a shorter run in which this is the same shows the same fault."""
+    if divergence.forbidden:
+        return divergence.forbidden.action
+    first, *lines = divergence.message.splitlines() or [""]
+    return re.split(r": | \(the nearest", first)[0], [line.split(":")[0] for line in lines]
+
+
+def _again(divergence: Divergence, schedule: Iterable[Asked]) -> Divergence | None:
+    """How a schedule comes apart in a new run; None if it does not, or cannot be asked for."""
+    try:
+        run = Run(divergence.adapter(divergence.oracle))
+        try:
+            for asked in schedule:
+                step = _step(run, asked)
+                if not run.adapter.can(step):
+                    return None
+                run.ask(step)
+        finally:
+            run.close()
+    except Divergence as found:
+        return found
+    except Exception:
+        return None
+    return None
+
+
+def _step(run: Run, asked: Asked) -> Step:
+    """The step that is asked for: one of the specification, or one that the adapter attempts although it is none."""
+    try:
+        return find(run, asked)
+    except Disabled:
+        for step in run.adapter.attempts():
+            if (step.action, step.parameters) == (asked.action, asked.parameters):
+                return step
+        raise
 
 
 def find(run: Run, asked: Asked) -> Step:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from quiesce.console import FOUND, HOLDS, UNDETERMINED, output
+from quiesce.console import FOUND, HOLDS, UNDETERMINED, output, writable
 from quiesce.model.errors import ModelError
 from quiesce.model.judging import BOUND, Verdict, cases, judge, outcome_of
 from quiesce.model.second_opinion import accepts
@@ -29,11 +29,17 @@ def trace(
         Path | None, typer.Option("--output", "-o", help="Where the recording goes.")
     ] = None,
     timeline: Annotated[
-        Path | None, typer.Option("--chrome", help="Also write Chrome trace events, for Perfetto.")
+        Path | None,
+        typer.Option("--chrome", callback=writable, help="Also write Chrome trace events, for Perfetto."),
     ] = None,
     beside: Annotated[
         Path | None,
-        typer.Option("--beside", help="What torch.profiler exported, to be put on the same time axis."),
+        typer.Option(
+            "--beside",
+            exists=True,
+            dir_okay=False,
+            help="What torch.profiler exported, to be put on the same time axis.",
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print what was recorded as JSON, behind what COMMAND prints.")
@@ -59,13 +65,18 @@ def trace(
         said = f"{files} process{'' if files == 1 else 'es'} recorded in {directory}"
         if not files:
             said = f"nothing was recorded: no process of {command[0]} imported quiesce"
-        Console(stderr=True, soft_wrap=True).print(f"quiesce: {said}", markup=False, highlight=False)
+        _say(said)
     if timeline:
         timeline.write_text(json.dumps(chrome(read(directory), beside)), encoding="utf-8")
+        _say(f"a timeline is in {timeline}; open it at https://ui.perfetto.dev")
     if as_json:
         found = sorted(str(path) for path in directory.glob("*.jsonl"))
         print(json.dumps({"directory": str(directory), "files": found, "status": status}))
     raise typer.Exit(status if status >= 0 else 128 - status)
+
+
+def _say(text: str) -> None:
+    Console(stderr=True, soft_wrap=True).print(f"quiesce: {text}", markup=False, highlight=False)
 
 
 def validate(

@@ -143,8 +143,13 @@ def chrome(trace: Trace, beside: str | Path | None = None) -> dict[str, Any]:
         try:
             document = json.loads(Path(beside).read_text(encoding="utf-8"))
             document["traceEvents"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ModelError(f"{beside} is not what torch.profiler exports: {error!r}") from error
+        except OSError as error:
+            raise ModelError(f"cannot read {beside}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise ModelError(
+                f"{beside} is not what torch.profiler exports: JSON with `traceEvents`; give what "
+                "`export_chrome_trace` wrote"
+            ) from error
     base = int(document.get("baseTimeNanoseconds", 0))
     events = document["traceEvents"]
     for header in trace.headers.values():
