@@ -72,7 +72,7 @@ CODE = {
     "failed_send_leaked": _LENT,
     "caller_told_at_once": "payload_reuse PayloadSender._send_part: self._owe(message, tracker, frame)",
     "never_touched": _TOUCH,
-    "close_lingers": "payload_reuse PayloadSender._close: self._socket.close(linger=int(min(timeout * 1000, 2**31 - 1)))",
+    "close_lingers": "payload_reuse PayloadSender._close: self._socket.close(linger=",
     "late_capture": "simulated SimulatedBackend.wait: point=event.point or (stream, 0)",
     "captures_what_ran": "simulated SimulatedBackend.record: event.point = (stream, stream.behind())",
     "unrecorded_blocks": "simulated SimulatedBackend.wait: point=event.point or (stream, 0)",
