@@ -32,9 +32,12 @@ def wait_for_pending(sender: PayloadSender) -> None:
 def test_a_tensor_is_lent_from_the_threshold_on(context: zmq.Context[Any], size: int) -> None:
     push, pull = joined(context)
     with PayloadSender(push) as sender, PayloadReceiver(pull) as receiver:
-        loan = sender.lend([full(size)])
+        told: list[Any] = []
+        with events.observe(lambda event: told.extend(event.fields.get("shape", ()))):  # type: ignore[arg-type]
+            loan = sender.lend([full(size)])
         received = receiver.receive()
         assert loan.done == (size < COPY_THRESHOLD)
+        assert any(is_large for is_large, _ in told) == (size >= COPY_THRESHOLD)
         del received
         loan.wait(5)
         assert sender.loans == ()

@@ -228,6 +228,9 @@ def test_what_torch_distributed_lacks_is_said(beside: Peer, monkeypatch: pytest.
     assert (TorchTransport(device).device, TorchTransport().device) == ("cuda", "cpu")
     with pytest.raises(QuiesceError, match="metadata_group"):
         TorchTransport(device, device)
+    monkeypatch.setattr(dist, "get_backend", lambda group=None: "fake")
+    with pytest.raises(QuiesceError, match="metadata_group"):
+        TorchTransport()
 
 
 @pytest.mark.parametrize("timeout", [None, float("inf"), float("nan"), -1.0])
